@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.errors import first_line
+
 Encode = Callable[[Sequence[str]], Any]
 
 
@@ -67,9 +69,9 @@ def sides(model: str, names: Sequence[str], own: Mapping[str, str]) -> dict[str,
         try:
             found[name] = makers[name]()
             found[name](["a sentence to begin with"] * 3)
-        except (ImportError, OSError, ValueError, Exception) as error:  # an optional backend that is not installed
+        except Exception as error:  # an optional backend that is not installed or cannot read the model
             found.pop(name, None)
-            print(json.dumps({"side": name, "left_out": f"{type(error).__name__}: {str(error).splitlines()[0]}"}))
+            print(json.dumps({"side": name, "left_out": f"{type(error).__name__}: {first_line(error)}"}))
     return found
 
 

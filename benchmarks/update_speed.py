@@ -156,6 +156,8 @@ class Measurement:
 
     def measured(self, limit: int, rounds: int) -> dict[str, dict[str, Any]]:
         """Medians for both kinds of lengths."""
+        if self.engine.pins_batches:
+            torch.cuda.reset_peak_memory_stats()
         made = {kind: self.updates(limit, varied=varied) for kind, varied in KINDS.items()}
         first = {kind: sum(self.timed(updates[0]) for _ in range(3)) for kind, updates in made.items()}
         seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -21,7 +21,15 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("threads", "others", "policy"),
-    [(None, 0, None), (None, 1, "passive"), ("2", 1, "passive"), ("1", 5, None), ("4", 0, "passive"), ("all", 0, None)],
+    [
+        (None, 0, None),
+        (None, 1, "passive"),
+        ("2", 1, "passive"),
+        ("1", 5, None),
+        ("4", 0, "passive"),
+        ("all", 0, None),
+        ("0", 1, "passive"),
+    ],
 )
 def test_more_threads_than_cores_sleep(
     monkeypatch: pytest.MonkeyPatch, threads: str | None, others: int, policy: str | None

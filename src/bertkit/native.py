@@ -40,8 +40,8 @@ def compiler() -> str:
 
 
 def compiler_version(path: str) -> str:
-    """A compiler's version in one line; CompilerError if it cannot be used."""
-    return _output_of([path, "--version"]).splitlines()[0]
+    """A compiler's version in one line, empty if it prints none; CompilerError if it cannot be used."""
+    return next(iter(_output_of([path, "--version"]).splitlines()), "")
 
 
 def library_file(sources: Sequence[Path], flags: Sequence[str], identity: Any, root: Path | None = None) -> Path:

@@ -44,7 +44,7 @@ def limit_spinning(running: Callable[[], int] | None = None) -> None:
     """
     cores = usable_cores()
     given = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(given) if given.isdecimal() else cores
+    threads = (int(given) if given.isdecimal() else 0) or cores  # the library ignores a 0, too
     if threads == 1 or any(name in os.environ for name in _SETTINGS):
         return
     if threads + (running or _others_running)() > cores:

@@ -21,6 +21,8 @@ from bertkit.bench.startup import ended, shares_by_package
 from bertkit.bench.workload import OWN, Peers, Workload, peer_library
 from bertkit.errors import DataError
 from bertkit.evaluation.speed.stopwatch import Timing
+from bertkit.kernels.loading import active, build
+from bertkit.native import CompilerError
 from bertkit.progress import silent_progress
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
@@ -88,6 +90,7 @@ def test_each_work_is_measured_beside_its_peer(bertkit: Callable[..., Any], text
         assert sum(found["time"].values()) == pytest.approx(1)
         # Counts do not depend on the clock.
         assert found["mfu"] == pytest.approx(found["gflops"] / known(document, found))
+    assert document["benchmarks"]["finetune"]["amount"] == 32, "--texts is the number of `embed`"
     assert document["benchmarks"]["generate"]["about"]["equal_outputs"] == 3
     assert document["benchmarks"]["embed"]["about"]["least_cosine"] > 0.99
 
@@ -99,6 +102,26 @@ def test_text_is_written_in_bf16_where_that_is_asked_for(bertkit: Callable[..., 
     found = json.loads(outcome.stdout)["benchmarks"]["generate"]
     assert list(found["sides"]) == [OWN, "transformers.generate", "transformers.generate, bf16"]
     assert found["about"]["precision"] == "bf16"
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_only_training_uses_the_kernels_of_training(
+    bertkit: Callable[..., Any], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        build()
+    except CompilerError as error:
+        pytest.skip(str(error))
+    uses: dict[str, bool] = {}
+
+    def compared(name: str, *others: Any) -> dict[str, Any]:
+        uses[name] = active(torch.zeros(1, dtype=torch.bfloat16)) is not None
+        return compare(name, *others)
+
+    monkeypatch.setattr("bertkit.bench.run.compare", compared)
+    names = ("pretrain", "embed", "generate")
+    assert bertkit("bench", *names, "--precision", "bf16", "--no-peers", *options(text)).code == 0
+    assert uses == {"pretrain": True, "embed": False, "generate": False}
 
 
 def check_page(document: dict[str, Any]) -> None:
@@ -152,6 +175,7 @@ def test_startup_times_processes_and_no_peers_means_none(bertkit: Callable[..., 
         (["sleep"], 2, "pretrain"),
         (["embed", "--model", "nobody/nothing", "--offline"], 3, "nobody/nothing"),
         (["pretrain", "--data", "missing.txt"], 3, "missing.txt"),
+        (["pretrain", "--data", "s3://bucket/text.txt", "--offline"], 3, "--offline forbids"),
         (["pretrain", "--size", "huge"], 2, "--size"),
         (["pretrain", "--length", "4"], 2, "--length"),
     ],

@@ -21,12 +21,14 @@ from bertkit.kernels import ops
 from bertkit.kernels.loading import Kernels, activated, active, build
 from bertkit.models.attention import attend
 from bertkit.models.bert import BertConfig
+from bertkit.models.block_sparse import BlockPattern, attend_blocks
 from bertkit.models.dropout import drawn, dropout
 from bertkit.models.encoder import initialise
 from bertkit.models.fast_encoder import FastEncoderConfig, Neighbours, rms_norm
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.windows import sliding_window_attention
 from bertkit.native import CompilerError
 from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.config import EngineConfig
@@ -111,6 +113,33 @@ def test_attention_with_and_without_padding(
     inputs = [query, key, value]
     for found, expected in zip(gradients(outputs[1], inputs), gradients(outputs[0], inputs), strict=True):
         assert_near(found, expected, dtype)
+
+
+@pytest.mark.parametrize("lengths", [[60], [41, 60, 57]])
+def test_gathered_blocks_with_gaps_between_their_keys(kernels: Kernels, lengths: list[int]) -> None:
+    """BigBird's slots: some are unused, and the last block of a sequence, which may be padded, is not the last slot."""
+    pattern, sequences = BlockPattern(size=4, random=1, heads=2, layer=0), PackedSequences.from_lengths(lengths)
+    heads = [normal(sum(lengths), 2, 6, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
+    outputs = []
+    for chosen in (None, kernels):
+        with activated(chosen):
+            outputs.append(attend_blocks(*heads, sequences, pattern, scope=Scope(None, "")))
+    assert_near(outputs[1], outputs[0], torch.bfloat16)
+    for found, expected in zip(gradients(outputs[1], heads), gradients(outputs[0], heads), strict=True):
+        assert_near(found, expected, torch.bfloat16)
+
+
+def test_windows_of_one_token_on_either_side(kernels: Kernels) -> None:
+    """Each chunk has one query, so that its mask has the shape of padding's, but the first one lacks the first key."""
+    sequences = PackedSequences.from_lengths([9, 7, 4])
+    heads = [normal(20, 2, 6, dtype=torch.bfloat16, seed=seed) for seed in range(3)]
+    outputs = []
+    for chosen in (None, kernels):
+        with activated(chosen):
+            outputs.append(
+                sliding_window_attention(*heads, sequences, each_side=1, dropout_rate=0.0, scope=Scope(None, ""))
+            )
+    assert_near(outputs[1], outputs[0], torch.bfloat16)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
@@ -324,11 +353,10 @@ def test_settings_choose(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, tmp_
         used(precision="fp32", kernels="compiled")
 
 
-def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ['echo "toy 1.0"', ":"], ids=["a version", "no version"])
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
     failing = tmp_path / "c++"
-    failing.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo "toy 1.0" && exit 0\necho "no such option" >&2\nexit 1\n'
-    )
+    failing.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {version} && exit 0\necho "no such option" >&2\nexit 1\n')
     failing.chmod(0o755)
     monkeypatch.setattr(native, "COMPILERS", (str(failing),))
     with pytest.raises(CompilerError, match="fails: no such option"):

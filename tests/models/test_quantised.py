@@ -294,3 +294,6 @@ def test_bits_that_do_not_fit_the_file_are_refused() -> None:
     made = LowBitLinear.of(nn.Linear(9, 10), row_groups(10, 3), 3, torch.tensor(1.0))
     with pytest.raises(DataError, match=r"10 x 9 weights has 34 bytes, but 2 bits per weight take 23"):
         LowBitLinear.like(nn.Linear(9, 10), dict(made.state_dict()), 2, activation_bits=8)
+    for bad in (None, "3", 3.0, [3]):
+        with pytest.raises(DataError, match="do not belong together"):
+            LowBitLinear.like(nn.Linear(9, 10), dict(made.state_dict()), bad, activation_bits=8)

@@ -64,6 +64,22 @@ def test_weights_are_repeated_from_the_middle_and_layers_drawn_out(kind: type[En
     assert own == ({"encoder.norm.weight"} if kind is ModernBertConfig else set())
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "origins"), [(2, 4, [0, 0, 1, 1]), (1, 3, [0, 0, 0]), (2, 6, [0, 0, 1, 1, 1, 1])]
+)
+def test_in_a_model_of_twice_the_depth_and_more_no_layer_stays_random(
+    before: int, after: int, origins: list[int]
+) -> None:
+    model = small_model(BertConfig(**{**SMALL, "num_hidden_layers": before}))
+    deeper = tiled(model, BertConfig(**{**SMALL, "num_hidden_layers": after}), seed=5)
+    source = dict(model.named_parameters())
+    for name, parameter in deeper.named_parameters():
+        words = name.split(".")
+        if words[1] == "layers":
+            origin = ".".join([*words[:2], str(origins[int(words[2])]), *words[3:]])
+            np.testing.assert_array_equal(parameter.detach().numpy(), source[origin].detach().numpy(), err_msg=name)
+
+
 def test_a_model_of_the_same_sizes_is_the_same() -> None:
     model = small_model(BertConfig(**SMALL))
     found = dict(tiled(model, BertConfig(**SMALL), seed=5).named_parameters())

@@ -234,3 +234,4 @@ def test_dropout_keeps_the_expectation_and_its_rate() -> None:
     assert ones.grad is not None
     torch.testing.assert_close(ones.grad, 2 * dropped.detach())
     assert dropout(ones, 0.1, training=False) is ones
+    assert dropout(ones, 1 - 2**-20, training=True).count_nonzero() < 0.001 * ones.numel()

@@ -41,7 +41,7 @@ def embedding(settings: BenchSettings, engine: Engine, directory: Path, name: st
     Raises:
         DataError: a file of the model is damaged, the model makes no vectors, or there is no such text.
     """
-    texts = sentences_of(settings)
+    texts = sentences_of(settings, settings.texts)
     embedder = Embedder.load(directory, engine, name=name, offline=offline)
     vectors: dict[str, Float32Array] = {}
 

@@ -54,7 +54,7 @@ def finetuning(settings: BenchSettings, engine: Engine, directory: Path, name: s
         UsageError: the model's family cannot classify.
     """
     directory = encoder_directory(directory)
-    texts = sentences_of(settings)[:BATCH]
+    texts = sentences_of(settings, BATCH)
     task = Classification(LABELS, ("accuracy",), TextSettings())
     model, _ = load_model(directory, heads=(task.head,), labels=LABELS, new=(task.head,), is_trained=True)
     model.to(engine.device)

@@ -37,15 +37,15 @@ def shards_of(settings: BenchSettings) -> TokenShards:
     return prepare_shards(open_corpus(settings.data), config, cache=cache_directory())
 
 
-def sentences_of(settings: BenchSettings) -> list[str]:
-    """As many sentences as a round needs, from the beginning of the text.
+def sentences_of(settings: BenchSettings, count: int) -> list[str]:
+    """This many sentences, or fewer if there are no more, from the beginning of the text.
 
     Raises:
         DataError: no such text, or no sentences in it.
     """
     corpus = open_corpus(settings.data, cache=cache_directory())
     lines = chain.from_iterable(corpus.documents())
-    found = list(islice((line for line in lines if len(line) >= SHORTEST_CHARACTERS), settings.texts))
+    found = list(islice((line for line in lines if len(line) >= SHORTEST_CHARACTERS), count))
     if not found:
         raise DataError(
             f"{', '.join(settings.data)}: no sentence of {SHORTEST_CHARACTERS} characters; give more text with --data"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,9 @@ from bertkit.files import cache_directory
 from bertkit.models.model_files import find_model
 from bertkit.progress import Progress
 from bertkit.text.sources import open_corpus
-from bertkit.training.engine import Engine
+from bertkit.training.compiled_kernels import use_kernels
+from bertkit.training.config import EngineConfig
+from bertkit.training.engine import Engine, resolve_engine
 
 Build = Callable[[BenchSettings, Engine, Path, bool], Workload]
 """Makes a workload from the settings, the engine, an empty directory, and whether the network is not used."""
@@ -56,6 +59,8 @@ BENCHMARKS: dict[Benchmark, Build] = {
 """The function that makes each workload."""
 
 
+_TRAINING = {Benchmark.pretrain, Benchmark.finetune}
+"""Work for which the commands use the kernels of training; a model in use is computed by torch's operators."""
 _ON_A_MODEL = {Benchmark.finetune, Benchmark.embed}
 _WITHOUT_TEXT = {Benchmark.generate, Benchmark.startup}
 
@@ -69,13 +74,13 @@ def _check(names: Sequence[Benchmark], settings: BenchSettings, *, offline: bool
     if settings.model is not None and _ON_A_MODEL & set(names):
         find_model(settings.model, offline=offline)
     if set(names) - _WITHOUT_TEXT:
-        open_corpus(settings.data, cache=cache_directory())
+        open_corpus(settings.data, cache=cache_directory(), offline=offline)
 
 
 def run_benchmarks(
     names: Sequence[Benchmark],
     settings: BenchSettings,
-    engine: Engine,
+    config: EngineConfig,
     progress: Progress,
     *,
     generation_bf16: bool = False,
@@ -86,9 +91,10 @@ def run_benchmarks(
     Args:
         names: the benchmarks to run.
         settings: what is measured.
-        engine: device and precision.
+        config: device, precision and kernels.
         progress: a display.
-        generation_bf16: whether generation runs in bfloat16, which is not the default of `bertkit generate`.
+        generation_bf16: whether generation runs in bfloat16 if the rest does; it is not the default of `bertkit
+            generate`.
         offline: nothing is downloaded.
 
     Returns:
@@ -97,6 +103,7 @@ def run_benchmarks(
     Raises:
         DataError, UsageError: no such text or model, or one that is unsuitable.
     """
+    engine = resolve_engine(config)
     _check(names, settings, offline=offline)
     machine = MachineRates(engine.device)
     machine.measure()
@@ -104,8 +111,10 @@ def run_benchmarks(
     with quiet_libraries():
         for name in names:
             with tempfile.TemporaryDirectory(prefix="bertkit-bench-") as directory:
-                own = replace(engine, bf16=generation_bf16) if name is Benchmark.generate else engine
-                workload = BENCHMARKS[name](settings, own, Path(directory), offline)
-                found[name.value] = compare(name.value, workload, settings.rounds, own, machine, progress)
+                narrow = engine.bf16 and (generation_bf16 or name is not Benchmark.generate)
+                own = replace(engine, bf16=narrow)
+                with use_kernels(config, own) if name in _TRAINING else nullcontext():
+                    workload = BENCHMARKS[name](settings, own, Path(directory), offline)
+                    found[name.value] = compare(name.value, workload, settings.rounds, own, machine, progress)
             machine.measure()
     return {"machine": machine.document(), "benchmarks": found}

@@ -58,22 +58,19 @@ def bench(
     `bertkit bench embed --model MODEL --data texts.txt --json`
     """
     from bertkit.bench.run import run_benchmarks
-    from bertkit.training.compiled_kernels import use_kernels
-    from bertkit.training.engine import resolve_engine
     from bertkit.training.engine_config import EngineConfig
 
     model = settings.model or os.environ.get("BERTKIT_MODEL") or None
     given = {"peers": peers, "model": model, **({"data": data} if data else {})}
     config = EngineConfig(device=device or "auto", precision=precision or "auto")
-    engine = resolve_engine(config)
     names = list(dict.fromkeys(benchmarks or Benchmark))
-    with use_kernels(config, engine), redirect_stdout(sys.stderr):  # other libraries may print
+    with redirect_stdout(sys.stderr):  # other libraries may print
         document = run_benchmarks(
             names,
             settings.model_copy(update=given),
-            engine,
+            config,
             console.progress,
-            generation_bf16=engine.bf16 and precision is not None,
+            generation_bf16=precision is not None,
             offline=common.offline,
         )
     _show(document)

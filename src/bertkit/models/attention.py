@@ -302,13 +302,21 @@ def _softmax(scores_bNSS: Tensor, mask: Tensor | None, *, overwrite: bool = Fals
 def _probabilities(scores_bNSS: Tensor, mask: Tensor | None, dropout_rate: float) -> Tensor:
     """Softmax of the scores where the mask is true, and dropout: (b, N, S, S)."""
     kernels = active(scores_bNSS)
-    # A mask over keys alone marks padding, which comes after the tokens of a sequence.
-    of_keys = mask is not None and mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:3] == (1, 1)
-    if kernels is None or not (mask is None or of_keys):
+    visible_b = None if kernels is None or mask is None else _first_keys(scores_bNSS, mask)
+    if kernels is None or (mask is not None and visible_b is None):
         return dropout(_softmax(scores_bNSS, mask), dropout_rate, training=True)
-    visible_b = None if mask is None else mask.flatten(1).sum(dim=1)
     drop = drawn(scores_bNSS.numel(), dropout_rate)
     return ops.softmax_dropout(kernels, scores_bNSS, visible_b, drop)
+
+
+def _first_keys(scores_bNSS: Tensor, mask: Tensor) -> Tensor | None:
+    """How many keys of each sequence are visible if the mask hides only keys after them, as padding is, (b,); otherwise
+    None: blocks of keys gathered for sparse attention have gaps."""
+    if mask.dtype != torch.bool or mask.shape != (scores_bNSS.shape[0], 1, 1, scores_bNSS.shape[-1]):
+        return None
+    seen_bS = mask.flatten(1)
+    has_gap = bool((seen_bS[:, 1:] & ~seen_bS[:, :-1]).any())
+    return None if has_gap else seen_bS.sum(dim=1)
 
 
 def attend_explicitly(

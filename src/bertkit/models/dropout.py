@@ -48,9 +48,9 @@ def drawn(count: int, rate: float) -> Drop | None:
 
     Draws from torch's default generator, whose state is checkpointed.
     """
-    dropped_levels = round(rate * _LEVELS)
     if not rate:
         return None
+    dropped_levels = min(round(rate * _LEVELS), _LEVELS - 1)
     seed = int(torch.empty((), dtype=torch.int64).random_())
     return Drop(
         _bits(seed, -(-count // _LANES))[:count], dropped_levels - _LEVELS // 2, _LEVELS / (_LEVELS - dropped_levels)

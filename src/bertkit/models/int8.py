@@ -261,7 +261,7 @@ class QuantisedEmbedding(_Int8, nn.Embedding):  # type: ignore[override]  # as f
 
 
 class JointProjection:
-    """Several maps of one input as one product, to quantise and read it once. A `Together` of attention.py."""
+    """Several maps of one input as one product, to quantise and read it once. A `Projection` for attention.py."""
 
     def __init__(self) -> None:
         self._cached = WeightCache()

@@ -10,7 +10,7 @@ Shapes: F outputs, D inputs, G groups of outputs, N numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -107,20 +107,21 @@ class LowBitLinear(QuantisedModule, nn.Linear):
     input_threshold: Tensor
 
     @classmethod
-    def like(
-        cls, linear: nn.Linear, tensors: Mapping[str, Tensor], bits: int | None, *, activation_bits: int
-    ) -> LowBitLinear:
+    def like(cls, linear: nn.Linear, tensors: Mapping[str, Tensor], bits: Any, *, activation_bits: int) -> LowBitLinear:
         """An empty map with the shape of `linear`, for the tensors of a file.
 
+        Args:
+            bits: of each weight, by config.json.
+
         Raises:
-            DataError: the bits per weight are not given, or differ from the file's.
+            DataError: the bits per weight are not given or no number, or differ from the file's.
         """
-        wanted = None if bits is None else packed_bytes(linear.out_features, linear.in_features, bits)
+        wanted = packed_bytes(linear.out_features, linear.in_features, bits) if isinstance(bits, int) else None
         found = tensors[cls.PACKED].numel()
-        if bits is None or wanted != found:
+        if wanted != found:
             raise DataError(
                 f"quantization_config.bits: a map of {linear.out_features} x {linear.in_features} weights has {found}"
-                f" bytes, but {bits} bits per weight take {wanted}; the file and config.json do not belong together"
+                f" bytes, but {bits!r} bits per weight take {wanted}; the file and config.json do not belong together"
             )
         return cls(
             linear.in_features,

@@ -3,8 +3,8 @@
 Warner et al. 2024, ModernBERT, arXiv:2412.13663, section 2.2 (the large model starts from the base one), as in its
 released initialization.py and model.py, mode tile_weights_from_middle. The smaller matrix is in the middle of the
 larger one and is repeated to all sides. Queries, keys, values and the two halves of a gated map are tiled separately.
-Layer i is a copy of layer round(i * L / L'), as in Rae et al. 2021, Gopher, arXiv:2112.11446. The norm after the last
-layer keeps its initial weights, as in the released code. Sibling conversion.py keeps all sizes.
+Layer i is a copy of layer round(i * L / L'), at most L - 1, as in Rae et al. 2021, Gopher, arXiv:2112.11446. The norm
+after the last layer keeps its initial weights, as in the released code. Sibling conversion.py keeps all sizes.
 
 Shapes: L layers of the smaller model, L' of the larger.
 """
@@ -74,7 +74,11 @@ def tiled(model: HeadedModel, config: EncoderConfig, *, seed: int) -> HeadedMode
 def _origin(name: str, before: int, after: int) -> str:
     """The smaller model's parameter from which this one is initialised."""
     found = _LAYER.match(name)
-    return name if found is None else f"encoder.layers.{round(int(found[1]) * before / after)}.{found[2]}"
+    if found is None:
+        return name
+    # From twice the depth on, the last one is rounded up to L.
+    layer = min(round(int(found[1]) * before / after), before - 1)
+    return f"encoder.layers.{layer}.{found[2]}"
 
 
 def _matrices(name: str, parts: Mapping[str, int]) -> int:
