@@ -133,6 +133,7 @@ def test_a_weighted_sum_and_its_gradients_are_the_plain_ones() -> None:
     for own, other in zip(*gradients, strict=True):
         torch.testing.assert_close(own, other)
     doubles = [each.detach().double().requires_grad_() for each in (weight, *states)]
+    assert torch.autograd.gradcheck(lambda first, *rest: weighted_sum(first, rest), doubles, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(lambda first, *rest: weighted_sum(first, rest), doubles)
 
 

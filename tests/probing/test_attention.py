@@ -20,6 +20,7 @@ from numpy.testing import assert_allclose
 from bertkit.errors import DataError, UsageError
 from bertkit.models.bert import BertConfig
 from bertkit.models.electra import ElectraConfig
+from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.pruning import prune_heads
 from bertkit.probing.attention import AttentionSettings
@@ -30,6 +31,7 @@ from bertkit.probing.attribution.explanations import METHODS
 from bertkit.probing.attribution.run import probe_attribution
 from bertkit.probing.effective_attention import EffectiveAttentionSettings
 from bertkit.probing.effective_attention.run import probe_effective_attention
+from bertkit.probing.sentences import Sentence, TextEncoder, packed
 from tests.probing.request import request_for, write_sentences, write_treebank
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
@@ -112,6 +114,33 @@ def test_plain_text_has_no_dependencies_and_gives_the_sentences_that_are_asked_f
     assert "".join(viewed["tokens"]).lower().startswith("[cls]the")
     with pytest.raises(UsageError, match="--show: sentences longer than the model reads"):
         probe_attention(request_for(tmp_path, text), AttentionSettings(show=["word " * 99]))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("layers", "heads", "told"),
+    [
+        (1, 1, "has a single head"),
+        (1, 2, ", all of one layer, have a mean"),
+        (2, 1, ", all of different layers, have a mean"),
+    ],
+)
+def test_few_heads_are_compared_as_far_as_possible(layers: int, heads: int, told: str, tmp_path: Path) -> None:
+    config = BertConfig(**BERT | {"num_hidden_layers": layers, "num_attention_heads": heads})
+    request = request_for(tmp_path, write_sentences(tmp_path / "text.txt"), model=tiny_model(tiny_tokenizer(), config))
+    probed = probe_attention(request, AttentionSettings(sentences=6, pattern_pairs=1, viewed=0))
+    (sentence,) = [each for each in probed.sentences if "maximum" in each or "single head" in each]
+    assert told in sentence
+    assert "nan" not in sentence
+    assert [row["head"] for row in table(probed, "head_distances")] == [
+        f"{layer}-{head}" for layer in range(1, layers + 1) for head in range(1, heads + 1)
+    ]
+
+
+def test_a_draw_without_tokens_names_the_option_that_decides(tmp_path: Path) -> None:
+    settings = AttentionSettings(divergence_tokens=1, pattern_pairs=0, viewed=0, seed=0)
+    with pytest.raises(UsageError, match="--divergence-tokens 1: by chance no token was drawn"):
+        probe_attention(request_for(tmp_path, write_sentences(tmp_path / "text.txt")), settings)
 
 
 def test_a_tree_with_a_cycle_is_no_tree(tmp_path: Path) -> None:
@@ -298,6 +327,19 @@ def test_an_effective_attention_run_goes_by_length(tmp_path: Path) -> None:
     assert len(table(probed, "effective_attention")) == 3
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.filterwarnings("error")
+def test_a_layer_without_an_effect_has_no_correlation(tmp_path: Path) -> None:
+    model = tiny_model(tiny_tokenizer())
+    for number, expected in ((1, [False, True]), (0, [True, True])):
+        with torch.no_grad():
+            model.encoder.layers[number].attention.output.weight.zero_()
+        request = request_for(tmp_path / str(number), write_sentences(tmp_path / "text.txt"), model=model)
+        probed = probe_effective_attention(request, EffectiveAttentionSettings(lengths=[16], texts=2))
+        (found,) = results(probed)["summary"]["correlation"]
+        assert [value is None for value in found] == expected
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"lengths": [61]}, "--length 61: expected 4 to 60"), ({"lengths": [3]}, "--length 3: expected 4 to 60")],
@@ -355,13 +397,15 @@ def test_an_attribution_run_holds_shares_identifiability_and_an_explanation(attr
         ({"texts": ["A [MASK]."], "target": "modelable"}, r"--target modelable: \d tokens"),
         ({"texts": ["A [MASK]."], "methods": ["integrated"]}, "did you mean integrated_gradients"),
         ({"target": "a"}, "--target a: also give --text"),
+        ({"identify_sentences": 9}, "--identify-sentences 9: expected 0, or at least 10"),
     ],
 )
 def test_what_cannot_be_explained_is_refused_before_a_run(
     settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
+    data = write_sentences(tmp_path / "text.txt") if "identify_sentences" in settings else None
     with pytest.raises(UsageError, match=message):
-        probe_attribution(request_for(tmp_path), AttributionSettings(**settings))
+        probe_attribution(request_for(tmp_path, data), AttributionSettings(**settings))
     assert not (tmp_path / "runs").exists()
 
 
@@ -394,6 +438,39 @@ def test_a_model_without_a_head_has_its_rollout_alone(tmp_path: Path) -> None:
     (explained,) = results(probe_attribution(request, AttributionSettings(texts=["A file."])))["summary"]["predictions"]
     assert list(explained["methods"]) == ["attention_rollout"]
     assert explained["prediction"] is None
+    with pytest.raises(UsageError, match=r"the model has no .* head, .* by saliency; --method attention_rollout"):
+        probe_attribution(request, AttributionSettings(texts=["A file."], methods=["saliency"]))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    ("labels", "activation", "told"),
+    [
+        (Labels(("a", "b", "c"), "multi_label_classification"), torch.sigmoid, "predicts 'b' with a probability of"),
+        (Labels(("a", "b", "c")), lambda row: torch.softmax(row, -1), "predicts 'b' with a probability of"),
+        (Labels(("a", "b"), "regression"), lambda row: row, "has the output .* for 'b'"),
+        (Labels(("b",)), lambda row: row, "has the output .* for 'b'"),
+    ],
+    ids=["several-apply", "one-applies", "numbers", "number"],
+)
+def test_a_prediction_is_what_the_head_is_trained_for(
+    labels: Labels, activation: Any, told: str, tmp_path: Path
+) -> None:
+    tokenizer = tiny_tokenizer()
+    config = ElectraConfig(**BERT, embedding_size=12)
+    model = HeadedModel(
+        config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), ("sequence_classification",), labels=labels
+    )
+    model.initialise(seed=4)
+    request = request_for(tmp_path, model=model.eval())
+    probed = probe_attribution(request, AttributionSettings(texts=["A file."], target="b", methods=["saliency"]))
+    (explained,) = results(probed)["summary"]["predictions"]
+    (sentence,) = TextEncoder.of(model, tokenizer).encode([Sentence("", "A file.")])
+    batch = packed([sentence])
+    with torch.no_grad():
+        expected = activation(model.logits("sequence_classification", model(batch), batch)[0])
+    assert explained["prediction"] == pytest.approx(float(expected[labels.names.index("b")]), rel=1e-5)
+    assert re.search(told, probed.sentences[0])
 
 
 # On the command line.

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.models.hub import load_model
+from bertkit.models.longformer import LongformerConfig
 from bertkit.models.recorder import Recorder
 from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight
 from bertkit.probing.attention.head_distances import (
@@ -30,6 +31,7 @@ from bertkit.probing.attention.head_syntax import (
     word_attention,
 )
 from bertkit.probing.attention.measure import TARGETS, HeadSums, Maps, SpecialTokens, attention_maps, pattern_points
+from bertkit.probing.attribution.explanations import TokenisedText, text_maps
 from bertkit.probing.effective_attention.measure import layer_attention
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.tasks.encoding import SequenceEncoder
@@ -37,7 +39,7 @@ from bertkit.tasks.readers.common import Notes
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.models.oracle import Case, all_cases, ask_oracle, make_inputs, make_twins
 from tests.probing.test_states import as_sentences
-from tests.probing.tiny_models import TEXTS, tiny_causal_model, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import BERT, TEXTS, tiny_causal_model, tiny_model, tiny_tokenizer
 
 CASES = [case for case in all_cases() if case.name in ("bert", "roberta", "albert-groups", "modernbert", "gpt2")]
 
@@ -347,6 +349,14 @@ def test_heads_and_offsets_are_scored_as_by_brute_force() -> None:
     assert [row.name for row in scores.scores(least=4)] == ["all", "det"]
 
 
+def test_a_treebank_with_hardly_anything_but_punctuation_has_no_scores() -> None:
+    scores = DependencyScores(["dep", "punct"])
+    attention_AWW = torch.softmax(torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0)), -1)
+    scores.add(attention_AWW, [-1, 0, 0, 0, 0, 0], ["dep", "dep", *["punct"] * 4])
+    assert [row.name for row in scores.scores()] == ["all", "punct", "dep"]
+    assert scores.scores(least=3) == []
+
+
 def test_a_word_is_never_its_own_head() -> None:
     attention = torch.eye(4)[None] * 0.97 + 0.01
     assert not (predicted_heads(attention) == np.arange(4)).any()
@@ -372,3 +382,24 @@ def test_an_encoder_that_was_trained_from_left_to_right_attends_to_nothing_behin
         assert float(maps_Ann.triu(1).abs().max()) == 0
     for _, (layer, *_) in layer_attention(model, sentences[:2]):
         assert float(layer.raw_Nnn.triu(1).abs().max()) == 0
+
+
+def test_rows_of_global_tokens_are_those_that_the_model_computes_with() -> None:
+    tokenizer = tiny_tokenizer()
+    config = LongformerConfig(**BERT, attention_window=4)
+    model = tiny_model(tokenizer, config, ("sequence_classification",))
+    with torch.no_grad():
+        model.encoder.layers[0].attention.query_global.weight.mul_(-3)
+    sentences = list(TextEncoder.of(model, tokenizer).encode(Sentence(text, text) for text in TEXTS))
+    found = by_number(list(attention_maps(model, sentences)))
+    for sentence in sentences:
+        recorder = Recorder(["blocks.0.attn.hook_pattern", "blocks.0.attn.hook_global_pattern"])
+        with torch.no_grad():
+            model(packed([sentence]), recorder)
+        near_Nnn, global_N1n = (recorder.kept[f"blocks.0.attn.hook_{name}pattern"][0] for name in ("", "global_"))
+        maps_Nnn = found[sentence.number][: config.num_attention_heads]
+        torch.testing.assert_close(maps_Nnn[:, 0], global_N1n[:, 0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(maps_Nnn[:, 1:], near_Nnn[:, 1:], rtol=0, atol=1e-6)
+        assert float((near_Nnn[:, 0] - global_N1n[:, 0]).abs().max()) > 0.05
+        text = TokenisedText(tuple(sentence.ids_T.tolist()), tuple(sentence.types_T.tolist()))
+        torch.testing.assert_close(text_maps(model, text)[0].float(), maps_Nnn, rtol=0, atol=1e-6)

@@ -4,6 +4,7 @@ and complete explanations."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,18 @@ import torch
 from numpy.testing import assert_allclose
 
 from bertkit.data.batch import PackedBatch
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.models.elmo import ElmoConfig
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.models.recorder import Recorder
+from bertkit.models.registry import FAMILIES
 from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight, MaskedNextTokenScoring
 from bertkit.probing.attribution.explanations import (
+    GRADIENT_METHODS,
+    METHODS,
     TokenisedText,
     embeddings,
     gradients,
@@ -36,8 +41,10 @@ from bertkit.probing.attribution.measure import (
     directions,
     squared_norms,
 )
-from bertkit.probing.attribution.predictions import explain, make_question
+from bertkit.probing.attribution.predictions import check_methods, chosen_methods, explain, make_question
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
+from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.vocabulary import word_tokenizer
 from bertkit.training.engine import Engine
 from tests.models.oracle import all_cases, make_twins
 from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
@@ -98,6 +105,36 @@ def test_forward_mode_equals_backward_passes_in_other_families(name: str, tmp_pa
     jacobian = torch.autograd.functional.jacobian(lambda x: states_at(model, text, x)[-1], inputs_nD)
     expected_nn = jacobian.double().square().sum((1, 3))
     torch.testing.assert_close(found_Lnn[-1], expected_nn, rtol=1e-4, atol=1e-5 * float(expected_nn.max()))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), [("gpt-bert", {}), ("fast-encoder", {"embedding_skip": True, "value_embeddings": 1})]
+)
+def test_derivatives_include_the_paths_that_skip_the_first_layer(
+    family: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 36}
+    config = FAMILIES[family].model_validate({**sizes, "max_position_embeddings": 60, **settings})
+    model = tiny_model(tiny_tokenizer(), config, ()).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+    sentence, points = encoded()[2], layer_points(model)
+    found_Lnn = squared_norms(model, sentence, points, torch.eye(24))
+
+    def states(inputs_nD: torch.Tensor) -> torch.Tensor:
+        owner, name = (
+            (model.encoder, "_embedded") if family == "fast-encoder" else (model.encoder.embeddings, "forward")
+        )
+        monkeypatch.setattr(owner, name, lambda *_: inputs_nD)
+        recorder = Recorder(points[1:])
+        model(packed([sentence]), recorder)
+        return torch.stack([recorder.kept[point] for point in points[1:]])
+
+    inputs_nD = inputs_of(model, sentence)
+    jacobian = torch.autograd.functional.jacobian(states, inputs_nD)
+    torch.testing.assert_close(found_Lnn, jacobian.square().sum((2, 4)), rtol=1e-6, atol=1e-9)
 
 
 def test_contributions_sum_to_one_and_the_batch_changes_nothing() -> None:
@@ -310,3 +347,29 @@ def test_a_model_of_left_to_right_alone_has_no_share_of_what_is_behind() -> None
     subject = LoadedModel("tiny", Path("tiny"), model, tokenizer, "", None)
     with pytest.raises(DataError, match="only from left to right"):
         make_question(subject, "the tokens of the [MASK] in files", None)
+
+
+def test_a_vocabulary_without_the_baseline_or_a_mask_is_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    roles = {role: token for role, token in tokenizer.roles.items() if role != "mask"}
+    maskless = Tokenizer(type(tokenizer.backend).from_str(tokenizer.backend.to_str()), roles)
+    masked = LoadedModel("tiny", Path("tiny"), tiny_model(tokenizer), maskless, "", None)
+    with pytest.raises(DataError, match="tiny: it predicts masked tokens, but its vocabulary has no mask token"):
+        make_question(masked, "A file.", None)
+    classifier = tiny_model(tokenizer, heads=("sequence_classification",))
+    subject = LoadedModel("tiny", Path("tiny"), classifier, maskless, "", None)
+    questions = [make_question(subject, "A file.", None)]
+    check_methods(subject, questions, ("integrated_gradients",), "zero")
+    check_methods(subject, questions, ("saliency",), "mask")
+    with pytest.raises(UsageError, match="--baseline mask: the vocabulary has no mask token; use --baseline zero"):
+        check_methods(subject, questions, ("integrated_gradients",), "mask")
+
+
+def test_a_family_without_attention_maps_is_explained_by_its_gradients() -> None:
+    known = word_tokenizer(["a reader tests a document"], 20)
+    config = ElmoConfig.model_validate(
+        {"character_size": 4, "filters": ((1, 6),), "highway_layers": 1, "projection_size": 6, "lstm_width": 11}
+    )
+    model = HeadedModel(config.build(known.vocab_size), ["sequence_classification"])
+    assert chosen_methods((), model) == GRADIENT_METHODS
+    assert chosen_methods((), tiny_model(tiny_tokenizer())) == METHODS

@@ -91,8 +91,31 @@ def test_patterns_choose_among_both(tmp_path: Path) -> None:
     summary = score(request_for(tmp_path, data), only=["islands"], pairs=1).results["summary"]
     assert "diagnostics" not in summary
     assert (summary["minimal_pairs"]["paradigms"], summary["minimal_pairs"]["pairs"]) == (1, 1)
-    with pytest.raises(UsageError, match="no paradigm, field or phenomenon matches 'iland'; did you mean 'islands'"):
-        score(request_for(tmp_path, data), only=["iland"])
+    summary = score(request_for(tmp_path, data), only=["NEG*", "islands"]).results["summary"]
+    assert (summary["minimal_pairs"]["paradigms"], list(summary["diagnostics"])) == (1, ["NEG"])
+    for only in (["iland"], ["NEG", "iland"], ["islands", "iland"]):
+        with pytest.raises(
+            UsageError, match="no paradigm, field or phenomenon matches 'iland'; did you mean 'islands'"
+        ):
+            score(request_for(tmp_path, data), only=only)
+    with pytest.raises(UsageError, match="--only ROLE: matches none of the diagnostics"):
+        score(request_for(tmp_path, data / "NEG.tsv"), only=["NEG", "ROLE"])
+
+
+def test_any_number_of_accuracies_is_drawn(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    top = [1, 2, 3, 4, 5, 6, 7]
+    measures = score(request_for(tmp_path, data / "NEG.tsv"), top=top).results["summary"]["diagnostics"]["NEG"]
+    assert {f"accuracy_at_{k}/negative" for k in top} <= set(measures["measures"])
+
+
+def test_another_scoring_rule_in_the_models_config_is_another_measurement(tmp_path: Path) -> None:
+    request = request_for(tmp_path, write_data(tmp_path / "data") / "NEG.tsv", fresh=False)
+    first = score(request)
+    assert score(request).run.path == first.run.path  # type: ignore[union-attr]  # there are runs
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"scoring_rule": "encoder_left_to_right"}))
+    assert score(request).results["summary"]["rule"] == "encoder_left_to_right"
 
 
 def test_data_and_models_that_cannot_be_scored_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from bertkit.probing.contextuality.measure import (
     mean_cosine,
     random_explainable,
 )
+from bertkit.probing.contextuality.report import ContextualityScores
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.states import layer_states
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
@@ -135,6 +137,16 @@ def test_occurrences_are_in_different_sentences_and_words_frequent() -> None:
     assert len({sentence for sentence, _ in chosen.random}) == len(chosen.random) == 40
 
 
+def test_every_word_has_as_many_random_occurrences_to_compare_with() -> None:
+    sentences = encoded()
+    places = index_words(sentences, lowercase=True)
+    chosen = choose_occurrences(
+        sentences, places, Draw(4), min_contexts=5, max_contexts=30, max_vectors=10_000, random_sentences=8
+    )
+    assert max(chosen.sizes) > 8
+    assert len(chosen.random) == 30
+
+
 def test_a_limit_on_vectors_passes_words_over_and_counts_them() -> None:
     sentences = encoded()
     places = index_words(sentences, lowercase=True)
@@ -209,3 +221,23 @@ def test_figures_of_a_layer_are_its_words_and_their_baselines() -> None:
     sets = [explainable_variance((rows := cloud(9, 6, seed)) - rows.mean(0)) for seed in range(300, 340)]
     assert found.random_centred_W[1] == pytest.approx(np.mean(sets), rel=0.15)
     assert found.intra_sentence == 0.8
+
+
+def test_equal_vectors_have_no_centred_share() -> None:
+    """Rounding errors would otherwise be taken for differences, with shares from below 0 to above 1."""
+    equal_ND = cloud(1, 24).float().double().expand(7, 24)
+    layer, occurrences = made_up((7, 9, 30))
+    layer = replace(layer, words_ND=torch.cat([equal_ND[:, :6] * 0.1, layer.words_ND[7:]]))
+    found = layer_figures(layer, occurrences, Draw(2))
+    assert np.isnan(found.centred_W).tolist() == [True, False, False]
+    assert found.explainable_W[0] == pytest.approx(1)
+    scores = ContextualityScores("made up", 50, occurrences, [found, found])
+    assert scores.by_layer["centred_explainable_variance"] == [pytest.approx(np.mean(found.centred_W[1:]))] * 2
+    moved_ND = equal_ND[:, :6] + 1e-6 * cloud(7, 6, seed=3)
+    assert math.isnan(layer_figures(replace(layer, words_ND=moved_ND), one_word(7), Draw(2)).centred_W[0])
+    moved_ND = equal_ND[:, :6] + 1e-3 * cloud(7, 6, seed=3)
+    assert 0 < layer_figures(replace(layer, words_ND=moved_ND), one_word(7), Draw(2)).centred_W[0] < 1
+
+
+def one_word(size: int) -> Occurrences:
+    return Occurrences(("a",), (tuple((n, 0) for n in range(size)),), (size,), tuple((n, 0) for n in range(50)))

@@ -29,13 +29,18 @@ def test_the_expected_word_is_compared_with_both_others(tmp_path: Path) -> None:
 
 
 def test_good_roles_are_compared_with_reversed_ones(tmp_path: Path) -> None:
-    rows = "7-b\twhich waitress the customer had \tmet|seen\t.1\tserved by\t0\n"
+    rows = "7-b\twhich waitress the customer had \tmet with|seen|met\t.1\tserved by\t0\n"
     rows += "7-a\twhich customer the waitress had \tserved\t.5\tserved\t.5\n"
     found = read_diagnostic(write(tmp_path, "R.tsv", ROLE + rows))
     (comparison,) = found.comparisons
     assert [each.word for each in comparison.completions] == ["served", "served"]
     assert comparison.completions[0].context == "which customer the waitress had"
     assert [[each.word for each in cloze.expected] for cloze in found.clozes] == [["met", "seen"], ["served"]]
+
+
+def test_only_the_first_word_of_an_expected_phrase_is_in_the_blank(shared_data: Path) -> None:
+    found = read_diagnostic(shared_data / "lm-diagnostics" / "datasets" / "ROLE-88" / "ROLE-88.tsv")
+    assert all(" " not in each.word for cloze in found.clozes for each in cloze.expected)
 
 
 def test_true_words_are_compared_with_false_ones_behind_their_own_articles(tmp_path: Path) -> None:

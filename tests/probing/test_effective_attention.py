@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from bertkit.errors import DataError
 from bertkit.models.calibrated import CalibratedLinear, InputRange
+from bertkit.models.encoder import EncoderConfig
+from bertkit.models.eurobert import EuroBertConfig
+from bertkit.models.fast_encoder import FastEncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.quantised import quantise
 from bertkit.models.recorder import Recorder
 from bertkit.models.scoring_rules import reads_causally
+from bertkit.models.transformer import TransformerSeq2SeqConfig
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.effective_attention.measure import (
     ATTENDED,
@@ -22,11 +28,14 @@ from bertkit.probing.effective_attention.measure import (
     layer_attention,
     output_maps,
 )
+from bertkit.probing.effective_attention.run import make_texts
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.probing.states import recorded
 from tests.models.oracle import all_cases, make_twins
 from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
+from tests.text.corpora import english
 
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 36, "max_position_embeddings": 60}
 WIDTH = 10
 """Width of a head of the tiny model."""
 
@@ -129,6 +138,47 @@ def test_the_recorded_projection_is_the_layers_weight() -> None:
     maps = output_maps(model, 2)
     weight_DD = model.encoder.layers[1].attention.output.weight
     torch.testing.assert_close(maps[1].flatten(0, 1).float(), weight_DD.T, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        (FastEncoderConfig(hidden_size=32, value_embeddings=1, num_attention_heads=4, **SMALL), 4),
+        (EuroBertConfig(hidden_size=32, num_key_value_heads=2, num_attention_heads=4, **SMALL), 4),
+        (TransformerSeq2SeqConfig(hidden_size=32, num_attention_heads=8, fixed_heads=True, **SMALL), 1),
+    ],
+    ids=["values-with-embeddings", "shared-values", "fixed-heads"],
+)
+def test_effective_maps_in_place_of_the_raw_ones_give_the_same_output(config: EncoderConfig, heads: int) -> None:
+    model = tiny_model(tiny_tokenizer(), config, ())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+    sentence = encoded()[3]
+    ((_, layers),) = layer_attention(model, [sentence])
+    for number, layer in enumerate(layers):
+        assert layer.raw_Nnn.shape == layer.effective_Nnn.shape == (heads, *2 * [sentence.ids_T.size])
+        assert bool((correlations(layer) < 0.999).all())
+        point, output = f"blocks.{number}.attn.hook_pattern", ATTENDED.format(n=number)
+        outputs = []
+        for maps_Nnn in (layer.raw_Nnn, layer.effective_Nnn):
+            recorder = Recorder([output], {point: lambda raw, maps=maps_Nnn: maps[None].to(raw.dtype)})
+            with torch.no_grad():
+                model(packed([sentence]), recorder)
+            outputs.append(recorder.kept[output])
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])
+def test_texts_have_at_most_the_requested_length(kind: str) -> None:
+    encoder = TextEncoder(tiny_tokenizer(kind, {"wordpiece": 110, "byte-bpe": 300}[kind]), max_tokens=60)
+    sentences = list(encoder.encode(Sentence("sentence", text) for text in english(80, seed=3)))
+    made = make_texts(sentences, encoder, [8, 31, 60], 6)
+    assert {length: len(texts) for length, texts in made.items()} == {8: 6, 31: 6, 60: 6}
+    assert all(length - 8 < text.ids_T.size <= length for length, texts in made.items() for text in texts)
+    left_out = [name for names in encoder.notes.named.values() for name in names]
+    assert all(name.startswith("sentence: ") for name in left_out)
 
 
 def test_a_family_without_the_points_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from bertkit.errors import DataError
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.hook_points import FINAL_NORM, layer_points, recordable_points
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
+from bertkit.probing.state_store import StateStore
 from bertkit.probing.states import layer_states
 from tests.models.oracle import Case, Inputs, all_cases, ask_oracle, make_inputs, make_twins
 from tests.probing.tiny_models import GPT2, TEXTS, tiny_model, tiny_tokenizer
@@ -134,3 +136,15 @@ def test_states_that_are_no_numbers_are_refused() -> None:
         model.encoder.layers[1].attention.output.bias.fill_(float("nan"))
     with pytest.raises(DataError, match=r"blocks\.1\.hook_resid_post are not numbers"):
         list(layer_states(model, encoded_texts()))
+
+
+def test_disk_space_of_states_is_reserved_before_they_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, start: int, size: int) -> None:
+        assert (start, size) == (0, 3 * 7 * 20 * 4)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        StateStore(tmp_path, 3, [4, 3], 20)

@@ -206,7 +206,11 @@ def chosen_paradigms(data: Path | None, settings: BlimpSettings) -> list[Paradig
             "no minimal pairs: give --data-dir DIR, the folder `data` of github.com/alexwarstadt/blimp, or any file or"
             " folder of JSON Lines with sentence_good and sentence_bad"
         )
-    paradigms = select(read_paradigms(data), settings.only)
+    return drawn_pairs(select(read_paradigms(data), settings.only), settings)
+
+
+def drawn_pairs(paradigms: Sequence[Paradigm], settings: BlimpSettings) -> list[Paradigm]:
+    """The paradigms with the pairs that the settings ask for."""
     return [p if settings.pairs is None else p.drawn(settings.pairs, settings.seed) for p in paradigms]
 
 

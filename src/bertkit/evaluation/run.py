@@ -120,6 +120,7 @@ def measurement_identity(
     chosen = settings.model_dump(mode="json")
     hashes, weights = sorted(data.values()), [each.fingerprint for each in models]
     configs = [each.config_fingerprint for each in models]
+    tokenizers = [each.tokenizer.fingerprint for each in models]
     return RunIdentity.of_measurement(
         kind,
         name,
@@ -135,11 +136,16 @@ def measurement_identity(
         command=arguments.command,
         fingerprints={
             "data": joint_sha256(hashes),
-            "tokenizer": models[0].tokenizer.fingerprint,
+            "tokenizer": _joint(tokenizers),
             "model": weights[0] if len(weights) == 1 else joint_sha256(weights),
-            CONFIG_FINGERPRINT: configs[0] if len(configs) == 1 else joint_sha256(configs),
+            CONFIG_FINGERPRINT: _joint(configs),
         },
     )
+
+
+def _joint(fingerprints: Sequence[str]) -> str:
+    """One fingerprint of all; if they are equal, that one."""
+    return fingerprints[0] if len(set(fingerprints)) == 1 else joint_sha256(fingerprints)
 
 
 def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory | None:

@@ -249,23 +249,25 @@ class FastAttention(SelfAttention):
         scope: Scope,
         index_M: Tensor | None,
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`, before norm and rotation.
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`; queries and keys are those
+        before norm and rotation, values those that are mixed.
 
         Args:
             embedding_TD: each token's embedding that is added to its value.
         """
+        rows = self.projection((self.query, self.key, self.value), hidden_TD)
+        query_TNH, key_TNH, value_TNH = (each.view(hidden_TD.shape[0], self.heads, -1) for each in rows)
+        query_TNH, key_TNH = scope.tap("hook_q", query_TNH), scope.tap("hook_k", key_TNH)
+        if embedding_TD is not None and self.value_weights is not None:
+            own, added = self.value_weights.to(value_TNH.dtype)
+            value_TNH = own * value_TNH + added * embedding_TD.to(value_TNH.dtype).view(value_TNH.shape)
+        value_TNH = scope.tap("hook_v", value_TNH)
+        if self.eps is not None:
+            query_TNH, key_TNH = rms_norm(query_TNH, self.eps), rms_norm(key_TNH, self.eps)
+        query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
         rate = self.dropout_rate if self.training else 0.0
-
-        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
-            if self.eps is not None:
-                query_TNH, key_TNH = rms_norm(query_TNH, self.eps), rms_norm(key_TNH, self.eps)
-            if embedding_TD is not None and self.value_weights is not None:
-                own, added = self.value_weights.to(value_TNH.dtype)
-                value_TNH = own * value_TNH + added * embedding_TD.to(value_TNH.dtype).view(value_TNH.shape)
-            query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
-            return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
-
-        return self.project(hidden_TD, mix, scope, index_M)
+        mixed_TNH = attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
+        return self._to_output(scope.tap("hook_z", mixed_TNH), index_M)
 
 
 class FastFeedForward(nn.Module):
@@ -309,6 +311,7 @@ class FastEncoder(Encoder):
     """The encoder: embeddings and layers."""
 
     layers_run_once: ClassVar[bool] = False
+    hashed_tables: ClassVar[tuple[str, ...]] = ("pairs.weight",)
 
     hub_names: ClassVar[Names] = {
         name: name
@@ -373,14 +376,15 @@ class FastEncoder(Encoder):
         settings, layers = self.settings, len(self.layers)
         rotary = RotaryTable(batch.positions_T, self.head_width, settings.rope_theta)
         near = Neighbours(batch.positions_T, batch.sequences, max(1, settings.neighbours))
-        first_TD = self._embedded(batch, near, scope)
-        hidden_TD = first_TD
+        hidden_TD = first_TD = self._embedded(batch, near, scope)
         outputs: list[Tensor] = []
         ends = len(self.values)
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, FastLayer)
             within = scope.within(f"blocks.{number}.")
             hidden_TD = within.tap("hook_resid_pre", hidden_TD)
+            if number == 0:
+                first_TD = hidden_TD
             if layer.residual is not None:
                 hidden_TD = layer.residual[0] * hidden_TD + layer.residual[1] * first_TD
             if layer.skip_weights is not None:

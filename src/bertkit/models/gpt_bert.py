@@ -375,12 +375,13 @@ class GptBert(Encoder):
         table_RD = self.embeddings.relative_norm(self.embeddings.relative_embedding)
         distances = Distances(table_RD, self.settings.rows(batch.sequences.max_length))
         hidden_TD: Tensor = self.embeddings(batch, scope)
-        outputs = [hidden_TD]
+        outputs: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, GptBertLayer)
             selected_M = index_M if number == len(self.layers) - 1 else None
             within = scope.within(f"blocks.{number}.")
             hidden_TD = within.tap("hook_resid_pre", hidden_TD)
+            outputs = outputs or [hidden_TD]
             attended_TD = layer.attended(hidden_TD, batch.sequences, distances, within, selected_M)
             if selected_M is not None:
                 hidden_TD = hidden_TD.index_select(0, selected_M)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 
 class _WeightedSum(torch.autograd.Function):
-    """The sum of states, each with a factor; neither direction allocates a tensor as large as all states together."""
+    """The sum of states, each with a factor; neither pass allocates a tensor as large as all states together."""
 
     @staticmethod
     def forward(ctx: Any, weight_S: Tensor, *states: Tensor) -> Tensor:
         ctx.save_for_backward(weight_S, *states)
+        ctx.save_for_forward(weight_S, *states)
         total = states[0] * weight_S[0]
         for weight, state in zip(weight_S[1:], states[1:], strict=True):
             total.addcmul_(state, weight)
@@ -32,6 +33,18 @@ class _WeightedSum(torch.autograd.Function):
         (gradient,) = gradients
         products = [torch.dot(state.flatten(), gradient.flatten()) for state in states]
         return torch.stack(products).to(weight_S.dtype), *(gradient * weight for weight in weight_S)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        weight_S, *states = ctx.saved_tensors
+        of_weights_S, *of_states = tangents
+        total = torch.zeros_like(states[0])
+        for number, (state, of_state) in enumerate(zip(states, of_states, strict=True)):
+            if of_state is not None:
+                total.addcmul_(of_state, weight_S[number])
+            if of_weights_S is not None:
+                total.addcmul_(state, of_weights_S[number])
+        return total
 
 
 def weighted_sum(weight_S: Tensor, states: Sequence[Tensor]) -> Tensor:

@@ -64,7 +64,7 @@ def read_texts(
     """
     if not sources:
         raise UsageError("no text to probe: give --data SOURCE, such as a .txt file or a .conllu treebank")
-    treebanks = [source for source in sources if is_treebank(source)]
+    treebanks = list(dict.fromkeys(source for source in sources if is_treebank(source)))
     others = [source for source in sources if not is_treebank(source)]
     hashes = {source: sha256_of(existing(source)) for source in treebanks}
     streams: list[Iterable[Sentence]] = [_treebank(existing(source)) for source in treebanks]

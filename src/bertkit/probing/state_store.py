@@ -1,13 +1,16 @@
 """Hidden states of words, computed once and kept on disk while a probe trains on them repeatedly.
 
-Sibling training/feature_store.py keeps states of sequences for fine-tuning. An unnamed file contains one table per
-layer. It is memory-mapped, not loaded, so only the page cache keeps it in memory.
+Sibling finetuning/methods/feature_store.py keeps states of sequences for fine-tuning. An unnamed file contains one
+table per layer. It is memory-mapped, not loaded, so only the page cache keeps it in memory.
 
 Shapes: L layers, including the embeddings; W kept words of all sentences; D width; S sentences.
 """
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +42,9 @@ class StateStore:
     Attributes:
         offsets_S1: each sentence's first row, then the total number of rows.
         states_LWD: the tables, float32.
+
+    Raises:
+        OSError: the disk is full.
     """
 
     def __init__(self, directory: Path, layers: int, rows_S: Sequence[int], width: int) -> None:
@@ -46,7 +52,9 @@ class StateStore:
         self.layers, self.width = layers, width
         self.offsets_S1: Int64Array = np.concatenate([[0], np.cumsum(rows_S, dtype=np.int64)])
         self.rows = int(self.offsets_S1[-1])
-        self.states_LWD = np.memmap(self._file, np.float32, mode="w+", shape=(layers, max(1, self.rows), width))
+        shape = (layers, max(1, self.rows), width)
+        _reserve(self._file.fileno(), math.prod(shape) * np.dtype(np.float32).itemsize)
+        self.states_LWD = np.memmap(self._file, np.float32, mode="w+", shape=shape)
 
     def layer(self, number: int) -> Tensor:
         """One layer's table, (W, D), memory-mapped: writing to it changes the store."""
@@ -112,6 +120,23 @@ def collect_states(
             meter.update(done)
     assert store is not None
     return store
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Reserve the disk space of a file, if the system can.
+
+    Otherwise a full disk would end the process by a signal, at the first write to mapped memory without a block.
+
+    Raises:
+        OSError: the disk is full, or the file larger than is allowed.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
 
 
 def _moments(table_WD: Tensor) -> tuple[Tensor, Tensor]:

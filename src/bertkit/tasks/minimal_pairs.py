@@ -117,7 +117,7 @@ def select(paradigms: Sequence[Paradigm], patterns: Sequence[str]) -> list[Parad
     """
     chosen: set[str] = set()
     for pattern in patterns:
-        matching = {p.name for p in paradigms if any(fnmatchcase(name, pattern) for name in _names(p))}
+        matching = {paradigm.name for paradigm in paradigms if matches(paradigm, pattern)}
         if not matching:
             known = sorted({name for paradigm in paradigms for name in _names(paradigm)})
             near = get_close_matches(pattern, known, n=1)
@@ -125,6 +125,11 @@ def select(paradigms: Sequence[Paradigm], patterns: Sequence[str]) -> list[Parad
             raise UsageError(f"no paradigm, field or phenomenon matches {pattern!r}; {hint}")
         chosen |= matching
     return [paradigm for paradigm in paradigms if not patterns or paradigm.name in chosen]
+
+
+def matches(paradigm: Paradigm, pattern: str) -> bool:
+    """Whether the name, field or phenomenon of a paradigm matches a pattern."""
+    return any(fnmatchcase(name, pattern) for name in _names(paradigm))
 
 
 def _names(paradigm: Paradigm) -> list[str]:

@@ -93,13 +93,13 @@ def plane(distances_AA: Float64Array) -> tuple[Float64Array, float]:
     """
     from sklearn.manifold import smacof
 
+    if not np.any(distances_AA):
+        return np.zeros((len(distances_AA), 2)), 0.0
     # Torgerson's classical solution: the two largest components of the doubly centred squared distances.
     squared = distances_AA**2
     centred = -(squared - squared.mean(0) - squared.mean(1)[:, None] + squared.mean()) / 2
     values, vectors = np.linalg.eigh(centred)
     start: Float64Array = vectors[:, ::-1][:, :2] * np.sqrt(np.clip(values[::-1][:2], 0.0, None))
-    if not np.any(distances_AA):
-        return start, 0.0
     points, _ = smacof(distances_AA, n_components=2, init=start, n_init=1, max_iter=300, normalized_stress=False)
     apart = np.linalg.norm(points[:, None] - points[None], axis=-1)
     stress = float(np.sqrt(((apart - distances_AA) ** 2).sum() / (distances_AA**2).sum()))

@@ -123,7 +123,8 @@ class DependencyScores:
         np.add.at(self._counts, numbers[words], 1)
 
     def scores(self, *, least: int = 1) -> list[RelationScore]:
-        """`ALL` relations except punctuation, then each with at least `least` words, most frequent first."""
+        """`ALL` relations except punctuation, then each with at least `least` words, most frequent first; nothing if
+        `ALL` has fewer."""
         if self._hits is None:
             return []
         plain = np.array([name.split(":")[0] != PUNCTUATION for name in self.relations], dtype=bool)
@@ -133,7 +134,8 @@ class DependencyScores:
             self._best(self.relations[number], self._counts[number], self._hits[number], self._offset_hits[number])
             for number in order.tolist()
         ]
-        return [row for row in rows if row.count >= max(1, least)]
+        least = max(1, least)
+        return [row for row in rows if row.count >= least] if rows[0].count >= least else []
 
     def _best(self, name: str, count: int, hits_2A: Int64Array, hits_O: Int64Array) -> RelationScore:
         direction, head = np.unravel_index(int(hits_2A.argmax()), hits_2A.shape)

@@ -14,7 +14,7 @@ layers, one layer after the other, C kinds of marked tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bertkit.arrays import BoolArray, Float64Array
+from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import of_layers, point_shapes
@@ -32,6 +33,7 @@ from bertkit.probing.states import recorded
 from bertkit.text.tokenizer import Tokenizer
 
 PATTERN = "blocks.{n}.attn.hook_pattern"
+GLOBAL_PATTERN = "blocks.{n}.attn.hook_global_pattern"
 TARGETS = ("cls", "sep", "punctuation", "self", "previous", "next")
 """Targets that attention is measured to."""
 _MARKED = TARGETS[:3]
@@ -118,7 +120,30 @@ def attention_maps(
         size = max(1, _MOST_CELLS // (heads * longest * longest))
         for first in range(0, len(some), size):
             part = some[first : first + size]
-            yield Maps(part, tuple(each.float().cpu() for each in recorded(model, packed(part, causal=causal), points)))
+            batch = packed(part, causal=causal)
+            yield Maps(part, tuple(each.float().cpu() for each in recorded_maps(model, batch, points)))
+
+
+def recorded_maps(model: HeadedModel, batch: PackedBatch, points: Sequence[str]) -> list[Tensor]:
+    """The maps at these points, (B, N, S, S) each, on the model's device.
+
+    Longformer's global tokens attend by weights of their own, which have a point of their own; their rows come from it.
+
+    Raises:
+        DataError: they are not finite.
+    """
+    batch = model.encoder.with_global_tokens(batch, model.head_names)
+    if batch.global_T is None or not batch.global_T.any():
+        return recorded(model, batch, points)
+    of_globals = [GLOBAL_PATTERN.format(n=number) for number in range(len(points))]
+    values = recorded(model, batch, [*points, *of_globals])
+    maps = [each.clone() for each in values[: len(points)]]
+    is_global = torch.split(batch.global_T, batch.sequences.cu_seqlens_B1.diff().tolist())
+    for maps_BNSS, rows_BNGS in zip(maps, values[len(points) :], strict=True):
+        for own_NSS, rows_NGS, is_global_n in zip(maps_BNSS, rows_BNGS, is_global, strict=True):
+            places = is_global_n.nonzero()[:, 0].to(own_NSS.device)
+            own_NSS[:, places] = rows_NGS[:, : places.numel()]
+    return maps
 
 
 @dataclass(frozen=True, eq=False)

@@ -280,11 +280,21 @@ def _distances(
 ) -> Finding:
     within, between, stress = means
     count = f"n = {results.divergence_tokens:,} tokens"
-    sentence = (
-        f"Heads of the same layer of {label} are {'more' if within < between else 'no more'} similar than heads of"
-        f" different layers. Their mean Jensen-Shannon divergence is {within:.3f} nats within layers and {between:.3f}"
-        f" between layers (ln 2 = 0.693 is the maximum; {count}; stress of the plane {stress:.2f})."
-    )
+    compared = f"(ln 2 = 0.693 is the maximum; {count}; stress of the plane {stress:.2f})."
+    if np.isnan([within, between]).all():
+        sentence = f"{label} has a single head, which cannot be compared with others."
+    elif np.isnan([within, between]).any():
+        where = "one layer" if np.isnan(between) else "different layers"
+        sentence = (
+            f"The heads of {label}, all of {where}, have a mean Jensen-Shannon divergence of"
+            f" {np.nanmax([within, between]):.3f} nats {compared}"
+        )
+    else:
+        sentence = (
+            f"Heads of the same layer of {label} are {'more' if within < between else 'no more'} similar than heads of"
+            f" different layers. Their mean Jensen-Shannon divergence is {within:.3f} nats within layers and"
+            f" {between:.3f} between layers {compared}"
+        )
     table = {
         "head": names,
         "x": points_A2[:, 0],

@@ -63,7 +63,7 @@ def probe_attention(request: ProbeArguments, settings: AttentionSettings) -> Pro
     """Measure and write a run.
 
     Raises:
-        UsageError: no data, or several models.
+        UsageError: no data, several models, or no token drawn to compare heads on.
         DataError: unreadable text or model, an invalid tree, or a model without attention maps.
     """
     subject = request.subject()
@@ -97,7 +97,7 @@ def read_input(request: ProbeArguments, settings: AttentionSettings, subject: Lo
     if not request.data or not all(map(is_treebank, request.data)):
         texts = request.texts(most=settings.sentences, seed=settings.seed)
         return AttentionInput(list(encoder.encode(texts.sentences)), texts.hashes, texts.available, encoder.notes)
-    paths = [existing(source) for source in request.data]
+    paths = list(dict.fromkeys(existing(source) for source in request.data))
     every = [tree for path in paths for tree in read_trees(path)]
     trees = drawn(every, settings.sentences, Draw(settings.seed, "probe"), "sentence")
     sentences = list(encoder.encode(Sentence(tree.id, words=tree.words) for tree in trees))
@@ -120,7 +120,10 @@ def measure(
             _add_trees(parsed, maps, inputs.trees)
             meter.update(sums.sentences)
     if not distances.tokens:
-        raise DataError("no token was drawn to compare heads by; raise --sentences")
+        raise UsageError(
+            f"--divergence-tokens {settings.divergence_tokens}: by chance no token was drawn to compare heads on; raise"
+            " it"
+        )
     if inputs.trees:
         with request.progress("random weights", len(inputs.sentences), "sentences") as meter:
             done = 0
@@ -162,12 +165,7 @@ def _patterns(
     """How often each head's map has each shape; None if no pair fits."""
     config = subject.config
     notes = Notes()
-    try:
-        sequences = SequenceEncoder(
-            subject.tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types
-        )
-    except UsageError:
-        return None
+    sequences = SequenceEncoder(subject.tokenizer, max_tokens=config.max_tokens, token_types=config.reads_token_types)
     some = inputs.sentences[: 2 * settings.pattern_pairs]
     first_words = {pair.number: (pair, words) for pair, words in pairs(some, sequences, notes)}
     if not first_words:

@@ -28,7 +28,7 @@ from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import EMBEDDINGS, point_shapes
 from bertkit.models.recorder import Recorder
-from bertkit.probing.attention.measure import pattern_points
+from bertkit.probing.attention.measure import pattern_points, recorded_maps
 from bertkit.probing.states import recorded
 
 GRADIENT_METHODS = ("integrated_gradients", "input_x_gradient", "saliency")
@@ -164,4 +164,4 @@ def text_maps(model: HeadedModel, text: TokenisedText) -> list[Tensor]:
     Raises:
         DataError: the family has none.
     """
-    return [maps_1Ann[0].double().cpu() for maps_1Ann in recorded(model, text.batch(), pattern_points(model))]
+    return [maps_1Ann[0].double().cpu() for maps_1Ann in recorded_maps(model, text.batch(), pattern_points(model))]

@@ -18,13 +18,16 @@ from torch import Tensor
 
 from bertkit.arrays import BoolArray, Float64Array
 from bertkit.data.batch import PackedBatch
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hook_points import device_of
+from bertkit.models.hook_points import device_of, of_layers, point_shapes
+from bertkit.models.labels import Labels
 from bertkit.models.scoring_rules import mask_rule, reads_causally
+from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.attribution import Baseline
 from bertkit.probing.attribution.explanations import (
+    GRADIENT_METHODS,
     METHODS,
     ROLLOUT,
     Score,
@@ -40,6 +43,7 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.engine import Engine
 
 MASKED, CLASSES = "masked_lm", "sequence_classification"
+MULTI_LABEL = "multi_label_classification"
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Explanation:
         question: the input.
         target: the predicted output's name; None without a head.
         score: F; None without a head.
+        is_probability: whether F is a probability; if not, it is the output of a regression.
         baseline_score, gap: for integrated gradients, if they were computed.
         values: contributions by each method, (n,).
     """
@@ -80,13 +85,14 @@ class Explanation:
     question: Question
     target: str | None = None
     score: float | None = None
+    is_probability: bool = True
     baseline_score: float | None = None
     gap: float | None = None
     values: dict[str, Float64Array] = field(default_factory=dict)
 
 
-def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
-    """The methods with these names; all if none are given.
+def chosen_methods(names: Sequence[str], model: HeadedModel) -> tuple[str, ...]:
+    """The methods with these names; if none are given, all that the model's family has.
 
     Raises:
         UsageError: no such method.
@@ -96,7 +102,9 @@ def chosen_methods(names: Sequence[str]) -> tuple[str, ...]:
             near = get_close_matches(name, METHODS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(METHODS)}"
             raise UsageError(f"--method {name}: no such method; {hint}")
-    return tuple(name for name in METHODS if name in names) if names else METHODS
+    if names:
+        return tuple(name for name in METHODS if name in names)
+    return METHODS if of_layers(point_shapes(model), PATTERN) else GRADIENT_METHODS
 
 
 def make_question(subject: LoadedModel, written: str, target: str | None) -> Question:
@@ -111,6 +119,10 @@ def make_question(subject: LoadedModel, written: str, target: str | None) -> Que
     masks = 0 if mask is None else written.count(mask)
     head = next((name for name in (CLASSES, MASKED) if name in model.head_names), None)
     head = MASKED if masks and MASKED in model.head_names else head
+    if head == MASKED and mask is None:
+        raise DataError(
+            f"{subject.name}: it predicts masked tokens, but its vocabulary has no mask token; use its own tokenizer"
+        )
     if head == MASKED and masks != 1:
         raise UsageError(f"--text {written[:60]!r} contains {mask} {masks} times; write it once, where to predict")
     if head is None and target is not None:
@@ -154,6 +166,24 @@ def _output(model: HeadedModel, tokenizer: Tokenizer, head: str, target: str) ->
             return int(ids[0])
     tokens = " ".join(tokenizer.token(i) for i in ids)
     raise UsageError(f"--target {target}: {len(ids)} tokens ({tokens}); a mask stands for one token of the vocabulary")
+
+
+def check_methods(
+    subject: LoadedModel, questions: Sequence[Question], methods: Sequence[str], baseline: Baseline
+) -> None:
+    """Check that the methods can explain the model's predictions.
+
+    Raises:
+        UsageError: they need a head and there is none, or the vocabulary lacks the baseline's token.
+    """
+    if any(each.head is None for each in questions) and ROLLOUT not in methods:
+        raise UsageError(
+            f"--text: the model has no {MASKED} or {CLASSES} head, so there is no prediction to explain by"
+            f" {', '.join(methods)}; --method {ROLLOUT} explains a model with attention alone"
+        )
+    explains = any(each.head is not None for each in questions) and "integrated_gradients" in methods
+    if explains and baseline not in ("zero", *subject.tokenizer.roles):
+        raise UsageError(f"--baseline {baseline}: the vocabulary has no {baseline} token; use --baseline zero")
 
 
 def explain(
@@ -206,7 +236,8 @@ def explain(
         through_nn = rollout(text_maps(model, text))
         row_n = through_nn.mean(0) if question.read is None else through_nn[question.read]
         values[ROLLOUT] = row_n.numpy()
-    return Explanation(question, target, score, baseline_score, gap, values)
+    is_probability = question.head != CLASSES or not _is_number(model.labels)
+    return Explanation(question, target, score, is_probability, baseline_score, gap, values)
 
 
 def _score(model: HeadedModel, question: Question, output: int) -> Score:
@@ -220,9 +251,17 @@ def _score(model: HeadedModel, question: Question, output: int) -> Score:
             read_R = torch.arange(batch.num_sequences, device=states_TD.device) * size + question.read
             return torch.softmax(model.token_logits(head, states_TD[read_R]), dim=-1)[:, output]
         logits_RK = model.logits(head, states_TD, batch)
-        return logits_RK[:, 0] if logits_RK.shape[1] == 1 else torch.softmax(logits_RK, dim=-1)[:, output]
+        if _is_number(model.labels):
+            return logits_RK[:, output]
+        several = model.labels.problem_type == MULTI_LABEL
+        return (logits_RK.sigmoid() if several else torch.softmax(logits_RK, dim=-1))[:, output]
 
     return score
+
+
+def _is_number(labels: Labels) -> bool:
+    """Whether a classification head's outputs are numbers, not scores of classes."""
+    return labels.is_regression or (labels.count == 1 and labels.problem_type != MULTI_LABEL)
 
 
 @torch.no_grad()
@@ -240,11 +279,7 @@ def _most_probable(subject: LoadedModel, question: Question) -> tuple[int, str]:
 
 
 def _baseline(subject: LoadedModel, question: Question, kind: Baseline, own_nE: Tensor) -> Tensor:
-    """x0, (n, E).
-
-    Raises:
-        DataError: the vocabulary has no such token.
-    """
+    """x0, (n, E)."""
     if kind == "zero":
         return own_nE * torch.from_numpy(question.fixed_n)[:, None].to(own_nE.device)
     token_id = subject.tokenizer.mask_id if kind == "mask" else subject.tokenizer.pad_id

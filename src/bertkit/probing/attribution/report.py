@@ -45,7 +45,7 @@ DEFINITIONS = {
     "chance": "mean of 1/n over the tokens of the test sentences",
     "dtype": "float32 model, float64 sums",
     "prediction": "probability of the target at the text's one mask, or of a class (if no target is given: the most"
-    " probable one); for a regression, its output",
+    " probable one), by a softmax over the classes, or a sigmoid if several can apply; for a regression, its output",
     "integrated_gradients": "(x - x0) times the mean gradient of the prediction on the line from the baseline x0 to the"
     " word embeddings x, summed over dimensions, with Gauss-Legendre quadrature (Sundararajan et al. 2017); `gap` is"
     " the difference between their sum and F(x) - F(x0). In the baseline every token of the text is replaced by the"
@@ -100,7 +100,7 @@ def contribution_results(
     counts = f"n = {sentences:,} sentences, {gathered.tokens:,} tokens"
     medians, last = np.median(own_LT, axis=1), len(own_LT)
     below = next((layer + 1 for layer, median in enumerate(medians) if median < 1 / 2), None)
-    where = "stays above one half in all layers" if below is None else f"is below one half from layer {below} on"
+    where = "stays above one half in all layers" if below is None else f"first falls below one half in layer {below}"
     own_sentence = (
         f"In layer {last} of {label} a token's own input contributes a median of {medians[-1]:.1%} to its state. The"
         f" share is {medians[0]:.1%} in layer 1 and {where}; another token contributes most to {led_L[-1]:.1%} of the"
@@ -225,9 +225,12 @@ def prediction_finding(label: str, number: int, explanation: Explanation) -> Fin
     tokens, values = explanation.question.tokens, explanation.values
     prediction, heading = "is explained by its attention alone", "attention rollout"
     needed = f" ({', '.join(GRADIENT_METHODS)} need a head)"
-    if explanation.score is not None:
+    if explanation.score is not None and explanation.is_probability:
         prediction = f"predicts {explanation.target!r} with a probability of {explanation.score:.3f}"
         heading, needed = f"probability of {explanation.target!r}: {explanation.score:.3f}", ""
+    elif explanation.score is not None:
+        prediction = f"has the output {explanation.score:.3f} for {explanation.target!r}"
+        heading, needed = f"output for {explanation.target!r}: {explanation.score:.3f}", ""
     strongest = "; ".join(
         f"{name}: {', '.join(repr(tokens[place]) for place in _greatest(values[name]))}" for name in values
     )
@@ -239,7 +242,11 @@ def prediction_finding(label: str, number: int, explanation: Explanation) -> Fin
         f"On {explanation.question.written!r} {label} {prediction}. Tokens with the largest attributions:"
         f" {strongest}{completeness}{needed}.",
         {"place": range(1, len(tokens) + 1), "token": tokens, **values},
-        partial(_draw_prediction, f"{label}: {heading} (n = 1 text of {len(tokens)} tokens)"),
+        partial(
+            _draw_prediction,
+            f"{label}: {heading} (n = 1 text of {len(tokens)} tokens)",
+            "probability" if explanation.is_probability else "output",
+        ),
     )
 
 
@@ -248,7 +255,7 @@ def _greatest(values_n: Float64Array) -> Sequence[int]:
     return order
 
 
-def _draw_prediction(title: str, table: Table) -> Figure:
+def _draw_prediction(title: str, unit_of_score: str, table: Table) -> Figure:
     tokens, methods = table["token"], list(table)[2:]
     figure, axes = new_figure(
         title, panels=len(methods), width=2.6 * len(methods) + 1.2, height=0.24 * len(tokens) + 1.3
@@ -259,6 +266,6 @@ def _draw_prediction(title: str, table: Table) -> Figure:
         axis.barh(heights, table[name], color=shades, edgecolor="0.25", linewidth=0.8)
         axis.axvline(0, color="0.3", linewidth=0.8)
         axis.set_yticks(heights, tokens if column == 0 else [""] * len(tokens))
-        unit = {ROLLOUT: "share", "integrated_gradients": "probability"}.get(name, "gradient")
+        unit = {ROLLOUT: "share", "integrated_gradients": unit_of_score}.get(name, "gradient")
         plain(axis, x=unit, y="", title=name)
     return figure

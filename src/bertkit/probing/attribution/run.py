@@ -20,7 +20,7 @@ from bertkit.models.hook_points import layer_points, point_shapes
 from bertkit.probing.attribution import AttributionSettings
 from bertkit.probing.attribution.identifiability import identifiability, token_states
 from bertkit.probing.attribution.measure import Contributions, contributions, directions, squared_norms
-from bertkit.probing.attribution.predictions import chosen_methods, explain, make_question
+from bertkit.probing.attribution.predictions import check_methods, chosen_methods, explain, make_question
 from bertkit.probing.attribution.report import (
     DEFINITIONS,
     TRAIN_SHARE,
@@ -51,16 +51,18 @@ def probe_attribution(request: ProbeArguments, settings: AttributionSettings) ->
     """Measure and write a run.
 
     Raises:
-        UsageError: neither text nor data, several models, no such method or target, a text without a mask.
+        UsageError: neither text nor data, several models, no such method or target, a text without a mask, a method
+            or baseline that does not fit the model, or too few sentences wanted for token identifiability.
         DataError: unreadable text or model, or too few sentences to train on.
     """
     subject = request.subject()
-    methods = chosen_methods(settings.methods)
+    methods = chosen_methods(settings.methods, subject.model)
     questions = [make_question(subject, text, settings.target) for text in settings.texts]
     if settings.target is not None and not questions:
         raise UsageError(f"--target {settings.target}: also give --text, the text whose prediction to explain")
     if not request.data and not questions:
         raise UsageError("nothing to probe: give --data SOURCE, or --text with a prediction to explain")
+    check_methods(subject, questions, methods, settings.baseline)
     inputs = _read_input(request, settings, subject) if request.data else AttributionInput()
 
     def measure() -> Report:
@@ -98,12 +100,16 @@ def _read_input(request: ProbeArguments, settings: AttributionSettings, subject:
     most = max(settings.sentences, settings.identify_sentences)
     if not most:
         raise UsageError("--sentences 0 and --identify-sentences 0 leave nothing to do with --data")
+    if 0 < settings.identify_sentences < _LEAST_SENTENCES:
+        raise UsageError(
+            f"--identify-sentences {settings.identify_sentences}: expected 0, or at least {_LEAST_SENTENCES}"
+        )
     texts = request.texts(most=most, seed=settings.seed)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     every = list(encoder.encode(texts.sentences))
     key = Draw(settings.seed, settings.kind).uniform("sentence", sample=np.arange(len(every)))
     order = [every[number] for number in np.argsort(key, kind="stable").tolist()]
-    if not every or (settings.identify_sentences and min(settings.identify_sentences, len(every)) < _LEAST_SENTENCES):
+    if not every or (settings.identify_sentences and len(every) < _LEAST_SENTENCES):
         raise DataError(
             f"{', '.join(request.data)}: {len(every)} sentences that the model can read, expected at least"
             f" {_LEAST_SENTENCES}; give more text, or --identify-sentences 0"

@@ -29,5 +29,5 @@ class BehaviourSettings(ProbeSettings, BlimpSettings):
         0.01, ge=0, lt=1, description="Minimum difference of probabilities that counts as a clear preference."
     )
     ending: str = Field(
-        "", description="Text to put after a blank, such as a full stop (default: none, as in the paper's code)."
+        "", description="Text to put after a blank (default: none; the paper's code puts a full stop there)."
     )

@@ -126,10 +126,10 @@ def _role(path: Path, rows: Sequence[Row]) -> tuple[list[Comparison], list[Cloze
         number, dash, order = row["item"].rpartition("-")
         if not dash or order not in ("a", "b"):
             raise DataError(f"{path}: item {row['item']!r}; expected a number with -a (good roles) or -b (reversed)")
-        # Some targets end in a preposition; the published code also takes only the first word.
+        # Some verbs end in a preposition; the published code also takes only the first word.
         pairs.setdefault(number, {})[order] = _completion(row["context"], row["target"].split()[0])
-        expected = tuple(_completion(row["context"], word) for word in row["expected"].split("|"))
-        clozes.append(Cloze(row["item"], "", "", expected))
+        words = dict.fromkeys(phrase.split()[0] for phrase in row["expected"].split("|") if phrase.strip())
+        clozes.append(Cloze(row["item"], "", "", tuple(_completion(row["context"], word) for word in words)))
     lacking = next((number for number, pair in pairs.items() if len(pair) < 2), None)
     if lacking is not None:
         raise DataError(f"{path}: item {lacking} has only one order of its roles; expected {lacking}-a and {lacking}-b")

@@ -6,7 +6,8 @@ reads the context, [MASK] and [SEP]; a causal head reads the context. The text a
 
 Variants. Words in the paper have one token. Words of several tokens are scored here by the sum of their tokens'
 log-probabilities, with the later tokens masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of
-models/pseudo_likelihood.py). For one token this is the paper's probability. Words of several tokens can be compared,
+models/scoring_rules.py; a model that needs another rule is scored by that one, with only the token itself masked). For
+one token this is the paper's probability. Words of several tokens can be compared,
 but are never among the k most probable tokens and are left out of accuracy. A tie with n others counts 1/(n+1): a half
 with one.
 

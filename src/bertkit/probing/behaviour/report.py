@@ -7,6 +7,7 @@ blanks; evaluation/blimp.py scores pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from bertkit.evaluation.blimp import Outcome
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
 DEFINITIONS = {
     "accuracy_at_k": "share of blanks with an expected word among the k most probable tokens (Ettinger 2020); if"
-    " several words are expected, one is enough. Only words of one token can count; blanks without such a word are left"
-    " out and counted (blanks_of_more_pieces)",
+    " several words are expected, one is enough, and of a phrase the first word counts. Only words of one token can"
+    " count; blanks without such a word are left out and counted (blanks_of_more_pieces)",
     "sensitivity": "share of items whose good completion is more probable than each bad one. CPRAG: the expected word"
     " against both inappropriate ones; ROLE: the target after its own context against the reversed one; NEG: the true"
     " word against the false one, reported separately for affirmative and negative contexts",
     "sensitivity_by_margin": "the same, but the good completion must be more probable by more than the margin",
     "log_p": "in nats; for a word of one token, its log-probability in the blank; for a word of several tokens, the sum"
-    " over its tokens, each predicted with the later ones masked (Kauf and Ivanova 2023); sensitivity_one_piece leaves"
-    " out items with such words",
+    " over its tokens by blank_rule: within_word_l2r predicts each with the later ones masked (Kauf and Ivanova 2023),"
+    " masked_next_token and query_stream with it alone masked; sensitivity_one_piece leaves out items with such words",
     "blank": "[MASK] after the context, then the ending (empty unless settings.ending is set), then [SEP]; for"
     " left-to-right models, the next token",
     "ties": "a tie with n others counts 1/(n+1), so a tie of two counts one half; if tokens of equal probability"
@@ -132,7 +133,7 @@ def _draw_diagnostics(label: str, table: Table, top: Sequence[int]) -> Figure:
         height=0.27 * len(names) * len(items) + 1.6,
     )
     base_of = {item: (len(items) - number) * (len(names) + 1) for number, item in enumerate(items)}
-    markers = dict(zip(names, MARKERS, strict=False))
+    markers = dict(zip(names, cycle(MARKERS), strict=False))
     for row in rows:
         if row["share"] is None:
             continue

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.blimp import blimp_results, chosen_paradigms, score_paradigms
+from bertkit.evaluation.blimp import blimp_results, drawn_pairs, score_paradigms
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.models.scoring_rules import ScoringRule, check_distribution, choose_rule
@@ -23,7 +23,7 @@ from bertkit.probing.behaviour.measure import DiagnosticScores, blank_rule, scor
 from bertkit.probing.behaviour.report import DEFINITIONS, diagnostic_findings, diagnostic_summary, pair_findings
 from bertkit.probing.report import Finding, Report
 from bertkit.probing.run import ProbeArguments, ProbeResult, run_probe
-from bertkit.tasks.minimal_pairs import BELOW, Paradigm
+from bertkit.tasks.minimal_pairs import BELOW, Paradigm, matches, read_paradigms, select
 
 
 def probe_behaviour(request: ProbeArguments, settings: BehaviourSettings) -> ProbeResult:
@@ -70,32 +70,47 @@ def read_data(paths: Sequence[Path], settings: BehaviourSettings) -> tuple[list[
 
     Raises:
         DataError: a path contains neither, or two entries have the same name.
-        UsageError: `only` matches nothing.
+        UsageError: a pattern of `only` matches nothing.
     """
     paradigms: list[Paradigm] = []
     diagnostics: list[Diagnostic] = []
-    unmatched: UsageError | None = None
     for path in paths:
         found = [read_diagnostic(file) for file in diagnostic_files(path) if file.suffix == ".tsv"]
-        diagnostics += [each for each in found if _is_wanted(each.name, settings.only)]
+        diagnostics += found
         if path.is_file() and found:
             continue
         if not found or any(any((path / below).glob("*.jsonl")) for below in BELOW):
-            try:
-                paradigms += chosen_paradigms(path, settings)
-            except UsageError as error:
-                unmatched = error
-    if not paradigms and not diagnostics:
-        raise unmatched or UsageError(f"--only {', '.join(settings.only)}: matches none of the diagnostics")
+            paradigms += read_paradigms(path)
+    paradigms, diagnostics = _selected(paradigms, diagnostics, settings.only)
     names = [*(each.name for each in paradigms), *(each.name for each in diagnostics)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{', '.join(map(str, paths))}: {twice!r} occurs twice; name one of them")
-    return paradigms, diagnostics
+    return drawn_pairs(paradigms, settings), diagnostics
 
 
-def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def _selected(
+    paradigms: Sequence[Paradigm], diagnostics: Sequence[Diagnostic], only: Sequence[str]
+) -> tuple[list[Paradigm], list[Diagnostic]]:
+    """Those that match one of the patterns; all if there are none.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+    """
+    if not only:
+        return list(paradigms), list(diagnostics)
+    of_pairs = [pattern for pattern in only if any(matches(each, pattern) for each in paradigms)]
+    wanted = [each for each in diagnostics if any(fnmatch.fnmatchcase(each.name, pattern) for pattern in only)]
+    unmatched = [
+        pattern
+        for pattern in only
+        if pattern not in of_pairs and not any(fnmatch.fnmatchcase(each.name, pattern) for each in wanted)
+    ]
+    if unmatched and paradigms:
+        select(paradigms, unmatched)  # says which name is near
+    if unmatched:
+        raise UsageError(f"--only {', '.join(unmatched)}: matches none of the diagnostics")
+    return select(paradigms, of_pairs) if of_pairs else [], wanted
 
 
 def _scored(

@@ -35,6 +35,8 @@ Place = tuple[int, int]
 
 RANDOM_SETS = 10
 """Number of random sets over which the baseline of the explainable variance is averaged."""
+_EQUAL = 1e-10
+"""Share of the sum of squares below which differences from the mean are rounding errors of float32."""
 _CPU = torch.device("cpu")
 
 
@@ -97,7 +99,8 @@ def choose_occurrences(
         min_contexts: minimum number of sentences that a word must occur in.
         max_contexts: maximum number of occurrences per word; if there are more, this many are drawn.
         max_vectors: maximum number of occurrences in total; words are drawn until it is reached.
-        random_sentences: number of sentences from which one random word each is drawn.
+        random_sentences: number of sentences from which one random word each is drawn; at least `max_contexts`, so that
+            each word can be compared with as many random occurrences.
     """
     often = sorted(word for word, found in places.items() if len(found) >= min_contexts)
     kept: list[str] = []
@@ -115,7 +118,7 @@ def choose_occurrences(
         members = np.sort(np.argsort(key, kind="stable")[:max_contexts]).tolist()
         chosen.append(tuple(found[member] for member in members))
     numbers = np.argsort(draw.uniform("random sentence", sample=np.arange(len(sentences))), kind="stable")
-    some = np.sort(numbers[:random_sentences])
+    some = np.sort(numbers[: max(random_sentences, max_contexts)])
     lengths = np.array([len(sentences[number].words) for number in some.tolist()])
     words = draw.integers("random word", lengths, sample=some)
     return Occurrences(
@@ -182,7 +185,7 @@ class LayerFigures:
         self_similarity_W: self-similarity of each word.
         explainable_W: maximum explainable variance of each word, as a share.
         random_explainable_W: the same for as many random occurrences.
-        centred_W, random_centred_W: both for centred vectors, as in the published code.
+        centred_W, random_centred_W: both for centred vectors, as in the published code; NaN if all are equal.
         intra_sentence: mean intra-sentence similarity.
         anisotropy: mean cosine of random occurrences, the baseline of both similarities.
     """
@@ -244,9 +247,15 @@ def _share(gram_NN: Tensor) -> float:
 
 
 def _centred_share(gram_NN: Tensor) -> float:
-    """The same for the vectors minus their mean, computed from the products of the uncentred vectors."""
+    """The same for the vectors minus their mean, computed from the products of the uncentred vectors.
+
+    NaN if they do not differ, as in layer 0 of a family without positions in its embeddings.
+    """
     rows_N1 = gram_NN.mean(1, keepdim=True)
-    return _share(gram_NN - rows_N1 - rows_N1.T + gram_NN.mean())
+    centred_NN = gram_NN - rows_N1 - rows_N1.T + gram_NN.mean()
+    if centred_NN.diagonal().sum() <= _EQUAL * gram_NN.diagonal().sum():
+        return float("nan")
+    return _share(centred_NN)
 
 
 def random_explainable(

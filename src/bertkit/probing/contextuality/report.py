@@ -36,7 +36,8 @@ DEFINITIONS = {
     "maximum_explainable_variance": "s_1^2 / sum of s_i^2, with s the singular values of the matrix of a word's"
     " occurrences, NOT centred (definition 3); averaged over words",
     "centred_explainable_variance": "the same after subtracting the mean vector, as in the code published with the"
-    " paper; the adjusted value subtracts that of the same number of random occurrences",
+    " paper; the adjusted value subtracts that of the same number of random occurrences. Words whose vectors are all"
+    " equal are left out",
     "anisotropy": "mean cosine over all pairs of random occurrences: one uniformly drawn word from each of the"
     " uniformly drawn sentences",
     "random_explainable_variance": "maximum_explainable_variance of as many random occurrences as the word has, mean of"
@@ -80,7 +81,7 @@ class ContextualityScores:
             "centred_explainable_variance": lambda each: each.centred_W,
             "centred_explainable_variance_adjusted": lambda each: each.centred_W - each.random_centred_W,
         }
-        return {name: [float(np.mean(of(each))) for each in self.figures] for name, of in measures.items()}
+        return {name: [_mean(of(each)) for each in self.figures] for name, of in measures.items()}
 
     @cached_property
     def extremes(self) -> tuple[list[int], list[int]]:
@@ -165,10 +166,13 @@ class ContextualityScores:
         return Finding("maximum_explainable_variance", sentence, self._by_word(measures))
 
     def _words(self) -> Finding:
-        least, most = (", ".join(self.occurrences.words[number] for number in numbers) for numbers in self.extremes)
+        least, most = (", ".join(f'"{self.occurrences.words[n]}"' for n in numbers) for numbers in self.extremes)
         sentence = (
             f"The most context-specific words in layer {self.last} (lowest self-similarity) are {least}. The least"
             f" context-specific are {most}."
+            if least
+            else f'The only word, "{self.occurrences.words[0]}", has a self-similarity of'
+            f" {self.figures[-1].self_similarity_W[0]:.3f} in layer {self.last}."
         )
         table = self._by_word({"layer": [each.self_similarity_W for each in self.figures]})
         return Finding("self_similarity", sentence, table, self._draw_words if least else None)
@@ -199,6 +203,13 @@ class ContextualityScores:
         plain(axes, x="self-similarity minus anisotropy (cosine)", y="word (number of sentences)")
         axes.legend(frameon=False, fontsize="small")
         return figure
+
+
+def _mean(values: Any) -> float:
+    """The mean of the values that are defined; NaN if none is."""
+    defined = np.asarray(values, dtype=np.float64)
+    defined = defined[~np.isnan(defined)]
+    return float(np.mean(defined)) if defined.size else float("nan")
 
 
 def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Float64Array]) -> None:

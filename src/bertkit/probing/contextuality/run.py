@@ -34,12 +34,12 @@ def probe_contextuality(request: ProbeArguments, settings: ContextualitySettings
     """Measure and write a run.
 
     Raises:
-        UsageError: no data, several models, or a layer that the model does not have.
+        UsageError: no data, several models, a layer that the model does not have, or too few vectors for any word.
         DataError: invalid text or model, no word in enough sentences, or a word of the settings in too few.
     """
     subject = request.subject()
     layers = len(layer_points(subject.model))
-    beyond = [layer for layer in settings.static_layers if layer >= layers]
+    beyond = [layer for layer in settings.static_layers if not 0 <= layer < layers]
     if beyond:
         raise UsageError(f"--static-layer {beyond[0]}: the model's layers are 0 (embeddings) to {layers - 1}")
     texts = request.texts(most=settings.sentences, seed=settings.seed, unique=True)
@@ -55,6 +55,11 @@ def probe_contextuality(request: ProbeArguments, settings: ContextualitySettings
         max_contexts=settings.max_contexts,
         max_vectors=settings.max_vectors,
     )
+    if occurrences.passed_over and not occurrences.words:
+        raise UsageError(
+            f"--max-vectors {settings.max_vectors}: fewer than the occurrences of any word; raise it, or lower"
+            " --max-contexts"
+        )
     if not occurrences.words:
         raise DataError(
             f"{', '.join(request.data)}: no word occurs in {settings.min_contexts} of {len(sentences)} sentences; give"

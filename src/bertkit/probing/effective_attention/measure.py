@@ -127,8 +127,12 @@ def layer_attention(
         yield sentence, [_of_layer(raw[0].double().cpu(), value.double().cpu(), own) for raw, value, own in layers]
 
 
-def _of_layer(raw_Nnn: Tensor, value_nNH: Tensor, map_NHD: Tensor) -> LayerAttention:
-    value_NnH = value_nNH.transpose(0, 1)
+def _of_layer(raw_Nnn: Tensor, value_nGH: Tensor, map_AHD: Tensor) -> LayerAttention:
+    """G heads of values can serve more heads of queries. Heads that attend by position alone have no recorded map; they
+    are the first of all A heads."""
+    per_value = map_AHD.shape[0] // value_nGH.shape[1]
+    value_AnH = value_nGH.transpose(0, 1).repeat_interleave(per_value, dim=0)
+    value_NnH, map_NHD = (each[-raw_Nnn.shape[0] :] for each in (value_AnH, map_AHD))
     # The singular values of V W are those of V R^T with W^T = Q R: a matrix of n x H instead of n x D.
     _, upper_NHH = torch.linalg.qr(map_NHD.transpose(-1, -2))
     effective_Nnn, rank_N = effective(raw_Nnn, value_NnH @ upper_NHH.transpose(-1, -2))

@@ -96,10 +96,12 @@ class ExampleMaps:
     def of(
         cls, subject: LoadedModel, width: int, text: EncodedSentence, layers: Sequence[LayerAttention]
     ) -> ExampleMaps | None:
-        """None if the text is no longer than the head width, or too long for a figure."""
+        """None if the text is no longer than the head width or too long for a figure, or no map has an effect."""
         if not width < text.ids_T.size <= max(_EXAMPLE_TOKENS, width + 16):
             return None
         correlation_LN = torch.stack([correlations(each) for each in layers]).numpy()
+        if np.isnan(correlation_LN).all():
+            return None
         layer, head = divmod(place := int(np.nanargmin(correlation_LN)), correlation_LN.shape[1])
         maps = (layers[layer].raw_Nnn[head].numpy(), layers[layer].effective_Nnn[head].numpy())
         depth, heads = correlation_LN.shape
@@ -121,7 +123,7 @@ def effective_report(
     for each in results:
         by_length.setdefault(each.length, []).append(each)
     lengths = sorted(by_length)
-    layers_GL = [np.nanmean([each.correlation_LN for each in by_length[length]], axis=(0, 2)) for length in lengths]
+    layers_GL = [_mean_by_layer([each.correlation_LN for each in by_length[length]]) for length in lengths]
     ranks = [float(np.mean([each.rank for each in by_length[length]])) for length in lengths]
     # Texts longer than the head width, or all texts if there are none.
     long = [length for length in lengths if length > width] or lengths
@@ -141,6 +143,15 @@ def effective_report(
         _by_kind(label, long, sum(len(by_length[length]) for length in long), shares_2LK),
     ]
     return summary, findings if example is None else [*findings, _example(label, example)]
+
+
+def _mean_by_layer(correlations_LN: Sequence[Float64Array]) -> Float64Array:
+    """Mean over texts and heads, (L,); NaN in a layer in which no correlation is defined."""
+    stacked_XLN = np.stack(correlations_LN)
+    count_L = (~np.isnan(stacked_XLN)).sum((0, 2))
+    mean_L: Float64Array = np.full(count_L.shape, np.nan)
+    np.divide(np.nansum(stacked_XLN, (0, 2)), count_L, out=mean_L, where=count_L > 0)
+    return mean_L
 
 
 def _by_length(

@@ -84,12 +84,14 @@ def make_texts(
         lengths: in tokens, including special tokens.
         each: number of texts per length; a length without enough words is left out.
     """
+    # Texts are encoded word by word; some vocabularies have other tokens for a word that touches its neighbour.
+    apart = list(encoder.encode(Sentence(sentence.name, words=sentence.words) for sentence in sentences))
     words = [
         (word, int(end - start))
-        for sentence in sentences
+        for sentence in apart
         for word, (start, end) in zip(sentence.words, sentence.spans_W2.tolist(), strict=True)
     ]
-    special = int(sentences[0].special_T.sum()) if sentences else 0
+    special = int(apart[0].special_T.sum()) if apart else 0
     made: dict[int, list[EncodedSentence]] = {}
     for length in lengths:
         parts, place = list[Sentence](), 0
