@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.probing.annotated import align
+from bertkit.files import sha256_of
+from bertkit.probing.annotated import align, hashes_of
 from bertkit.probing.layers import LayersSettings, ProbeFit
 from bertkit.probing.layers.data import read_labelled
 from bertkit.probing.layers.run import probe_layers
@@ -23,9 +24,12 @@ from bertkit.probing.senses.run import configurations, probe_senses
 from bertkit.probing.sentences import TextEncoder
 from bertkit.probing.structure import ProbeTraining, StructureSettings
 from bertkit.probing.structure.run import probe_structure
+from bertkit.study.check import check_measures
+from bertkit.study.settings import Study
 from tests.conftest import Outcome
-from tests.probing.request import request_for
+from tests.probing.request import request_for, write_treebank
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
+from tests.study.tiny_study import study
 from tests.text.corpora import english
 
 
@@ -188,6 +192,82 @@ def test_sentences_that_do_not_align_or_are_too_long_are_counted_and_named() -> 
     assert any(name.startswith("long: ") for name in named)
 
 
+def spans_file(path: Path, labels: tuple[str, str]) -> Path:
+    lines = []
+    for words in sentences(40, 5):
+        targets = [
+            {"span1": [place, place + 1], "label": labels[tag_of(word) == "NOUN"]} for place, word in enumerate(words)
+        ]
+        lines.append(json.dumps({"text": " ".join(words), "targets": targets[::2]}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["ner", "chunks", "srl-spans"])
+def test_spans_may_have_the_name_of_a_task_of_columns(tmp_path: Path, name: str) -> None:
+    task = layers_run(tmp_path, spans_file(tmp_path / f"{name}.jsonl", ("B-X", "B-Y"))).results["summary"]["tasks"][
+        name
+    ]
+    assert task["metric"] == "accuracy"
+    assert task["score"] == task["accuracy"]
+
+
+def test_a_task_has_the_name_of_the_training_file_in_the_test_file_too(tmp_path: Path) -> None:
+    train, test = (spans_file(tmp_path / f"{name}.jsonl", ("x", "y")) for name in ("train", "test"))
+    tasks = layers_run(tmp_path, train, test_data=[str(test)]).results["summary"]["tasks"]
+    assert {name: each["train_items"] > each["test_items"] > 0 for name, each in tasks.items()} == {"train": True}
+    check_measures(
+        Study.model_validate(
+            study(
+                name="t",
+                measures={
+                    "own": {"kind": "layers", "data": str(train), "test_data": str(test), "task": "train"},
+                    "other": None,
+                },
+            )
+        ),
+        offline=True,
+    )
+    record = {"text": "a b", "targets": [{"span1": [0, 1], "span2": [1, 2], "label": "x"}]}
+    test.write_text(f"{json.dumps(record)}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"train\.jsonl and .*test\.jsonl: .* 1 spans for training, 2 for testing"):
+        layers_run(tmp_path, train, test_data=[str(test)])
+    with pytest.raises(DataError, match=r"no target of pos in the test sentences"):
+        layers_run(tmp_path, write_trees(tmp_path / "t.conllu"), test_data=[str(write_columns(tmp_path / "c.txt"))])
+
+
+def test_files_of_one_name_have_results_of_their_own(tmp_path: Path) -> None:
+    paths = []
+    for number, folder in enumerate(("a", "b")):
+        (tmp_path / folder).mkdir()
+        paths.append(write_trees(tmp_path / folder / "train.conllu", 20 + number))
+    tasks = layers_run(tmp_path, *paths, settings={"tasks": ["pos"]}).results["summary"]["tasks"]
+    assert list(tasks) == ["pos (train 1)", "pos (train 2)"]
+
+
+def test_which_test_file_belongs_to_which_training_file_decides_the_result(tmp_path: Path) -> None:
+    train, tests = tmp_path / "t.conllu", [tmp_path / "u.conllu", tmp_path / "v.conllu"]
+    for number, path in enumerate((train, *tests)):
+        write_trees(path, 20, seed=number)
+    first, second = (hashes_of([train, train], order) for order in (tests, tests[::-1]))
+    assert sorted(first.values()) != sorted(second.values())
+    assert hashes_of([train])[str(train)] == sha256_of(train)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The reader walks to the old house.\nIt is raining there.\n",
+        "".join(f"word{n} and word{n + 100}\n\n" for n in range(60)),
+    ],
+)
+def test_running_text_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=r"annotated sentences and no running text: a treebank \(\.conllu\)"):
+        read_labelled(path)
+
+
 # ---- structure
 
 
@@ -233,6 +313,14 @@ def test_structure_refuses_other_files_than_treebanks(tmp_path: Path) -> None:
         structure_run(tmp_path, write_trees(tmp_path / "few.conllu", 6))
     with pytest.raises(UsageError, match="more than --store-gb 1e-06; lower --sentences or raise"):
         probe_structure(request_for(tmp_path, trees, store_gb=1e-6), StructureSettings(rank=2))
+
+
+def test_structure_refuses_test_sentences_without_an_edge(tmp_path: Path) -> None:
+    trees = write_trees(tmp_path / "t.conllu", 24)
+    with pytest.raises(DataError, match=r"u\.conllu: no edge between words .* in 2 test sentence\(s\)"):
+        structure_run(tmp_path, trees, write_treebank(tmp_path / "u.conllu", [["Yes"], ["No"]]))
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        StructureSettings(ranks=[0])
 
 
 # ---- senses
@@ -309,6 +397,29 @@ def test_senses_refuse_a_word_that_does_not_occur(tmp_path: Path) -> None:
         senses_run(tmp_path, other)
     with pytest.raises(UsageError, match="examples from one file"):
         probe_senses(request_for(tmp_path), SensesSettings())
+
+
+def test_test_files_of_one_name_are_scored_separately(tmp_path: Path) -> None:
+    tests = []
+    for number, folder in enumerate(("a", "b")):
+        (tmp_path / folder).mkdir()
+        tests.append(write_senses(tmp_path / folder / "test.jsonl", 4 + number, first=100))
+    found = senses_run(tmp_path, *tests).results["summary"]["tests"]
+    assert {name: each["instances"] for name, each in found.items()} == {str(tests[0]): 8, str(tests[1]): 10}
+
+
+def test_the_back_off_counts_training_sentences_that_were_not_drawn(tmp_path: Path) -> None:
+    """Every lemma has one sense and occurs in five sentences, of which two are drawn."""
+    records = [
+        {"tokens": ["the", f"file{n % 8}"], "senses": [[1, f"file{n % 8}", "NN", f"file{n % 8}%1:10:00::"]]}
+        for n in range(40)
+    ]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in records), encoding="utf-8")
+    summary = senses_run(tmp_path, data=path, sentences=2).results["summary"]
+    (found,) = summary["tests"].values()
+    assert summary["training_occurrences"] <= 2
+    assert found["most_frequent_sense_f1"] == 1.0
 
 
 # ---- all of them

@@ -10,26 +10,34 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.models.bert import BertConfig
+from bertkit.models.hub import load_model
 from bertkit.models.labels import Labels
 from bertkit.models.pruning import prune_heads
+from bertkit.models.scoring_rules import choose_rule
+from bertkit.models.sentence import SentenceModel
 from bertkit.probing.heads import HeadsSettings
+from bertkit.probing.heads.measure import HalfRetrieval, WordLoss
 from bertkit.probing.heads.report import HeadResults, heads_report
 from bertkit.probing.heads.run import probe_heads
 from bertkit.probing.run import ProbeArguments, ProbeResult
+from bertkit.probing.sentences import Sentence, TextEncoder
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import Override
 from bertkit.run.verify import verify_run
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.probing.request import request_for, write_sentences
-from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import BERT, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import write_model
 
@@ -195,3 +203,83 @@ def test_a_model_that_needs_no_head_is_named() -> None:
     )
     told = " ".join(finding.sentence for finding in heads_report(figures)[1])
     assert "Without any head the accuracy of m is 0.6, no worse than 0.4 with all 2" in told
+
+
+def test_a_lower_error_is_better(tmp_path: Path) -> None:
+    rows = [f"{word} {number},{number / 7}" for number, word in enumerate(("a", "the", "file", "value", "test") * 3)]
+    table_file = tmp_path / "t.csv"
+    table_file.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    task = CustomTask(kind="regression", train=str(table_file), dev=str(table_file), metrics=("mean_squared_error",))
+    request = FinetuneArguments(
+        task=task,
+        model=str(write_model(tmp_path / "base")),
+        overrides=(Override("optimisation.max_steps", 2), Override("engine.device", "cpu")),
+        run_dir=tmp_path / "tuned",
+    )
+    run = finetune(request, progress=silent_progress).run
+    probed = run_heads(request_for(tmp_path, models=[str(run.path)]))
+    summary = probed.results["summary"]
+    assert (summary["metric"], summary["higher_is_better"]) == ("mean_squared_error", False)
+    for row in table(probed, "heads"):
+        assert float(row["score_without"]) - float(row["worse_by"]) == pytest.approx(summary["score"])
+    # Train and dev are one file, and the hashes of both are recorded.
+    assert probed.results["data"] == [f"{table_file} (dev)", f"{table_file} (train)"]
+
+
+def test_undefined_scores_are_never_the_best() -> None:
+    worse = np.array([[np.nan, 0.2], [np.nan, np.nan]])
+    figures = HeadResults(
+        "m",
+        "stsb",
+        "spearman",
+        True,
+        (5, 7),
+        0.4,
+        np.ones((2, 2)),
+        np.ones((2, 2)),
+        np.ones((2, 2)),
+        worse,
+        worse,
+        [[0, 1], [0, 1]],
+        [0, 2, 4],
+        {"importance": [0.4, float("nan"), float("nan")]},
+    )
+    summary, findings = heads_report(figures)
+    assert summary["best_head_left"].tolist() == [2, 1]
+    assert summary["worse_with_best_head_left"] == pytest.approx([0.2, np.nan], nan_ok=True)
+    assert "at most 0.2 worse, without head 1-2" in findings[0].sentence
+    assert "Layer 1 loses most, 0.2 of the spearman" in findings[1].sentence
+
+
+def test_a_model_whose_score_is_undefined_is_refused(glue: Path, tmp_path: Path) -> None:
+    model = write_model(
+        tmp_path / "constant", heads=("sequence_classification",), labels=Labels.unnamed(1, "regression")
+    )
+    loaded, _ = load_model(model)
+    for name, weight in loaded.named_parameters():
+        if not name.startswith("encoder."):
+            torch.nn.init.zeros_(weight)
+    save_tiny(loaded, load_tokenizer(model), model)
+    with pytest.raises(DataError, match=r"constant: its spearman on \d+ examples is undefined"):
+        run_heads(request_for(tmp_path, models=[str(model)]), task="stsb", data_dir=glue)
+
+
+def test_texts_that_are_too_short_are_refused() -> None:
+    bare = tiny_model(tiny_tokenizer(), heads=())
+    encoder = TextEncoder.of(bare, tiny_tokenizer())
+    short = list(encoder.encode(Sentence(each, each) for each in ("a", "the file", "the value of a file")))
+    engine = MeasurementArguments(device="cpu").engine()
+    with pytest.raises(DataError, match="0 of 3 sentences have 8 words or more"):
+        HalfRetrieval(SentenceModel(bare, ("mean",)), short, engine)
+    causal = tiny_causal_model(tiny_tokenizer())
+    one = list(TextEncoder.of(causal, tiny_tokenizer()).encode([Sentence("a", "a")]))
+    rule = choose_rule(causal)(tiny_tokenizer())
+    with pytest.raises(DataError, match="no token to predict"):
+        WordLoss(
+            causal,
+            [replace(each, word_T=np.full_like(each.word_T, -1)) for each in one],
+            rule,
+            engine,
+            masking_rate=0.15,
+            seed=0,
+        )

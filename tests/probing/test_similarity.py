@@ -111,3 +111,5 @@ def test_all_pairs_are_the_pairs() -> None:
 def test_a_constant_representation_is_like_nothing() -> None:
     x, _ = related()
     assert np.isnan(linear_cka(x, torch.ones(71, 4)))
+    assert np.isnan(svcca(x, torch.ones(71, 4)))
+    assert main_directions(torch.ones(71, 4), 0.99).shape == (71, 0)

@@ -105,6 +105,7 @@ def test_an_arm_with_shares_of_the_budget_is_an_arm_for_each(tmp_path: Path) -> 
         ({"budget_shares": 0.5}, r"small\.yaml:\d+: arms\.third\.budget_shares"),
         ({"budget_shares": [0.5, 0]}, r"small\.yaml:\d+: arms\.third-0\.budget_share"),
         ({"frontier": "bert"}, r"arms\.third\.frontier needs budget_shares or curve"),
+        ({"budget_shares": [0.5, 0.5]}, r"small\.yaml:\d+: arms\.third\.budget_shares: .* an arm 'third-0\.5'"),
     ],
 )
 def test_an_arm_that_is_no_curve_is_refused(tmp_path: Path, arm: dict[str, Any], message: str) -> None:
@@ -156,3 +157,10 @@ def test_a_study_without_curves_has_none() -> None:
     of = Study.model_validate(study(name="t"))
     assert "curves" not in study_results(of, {}, [])
     assert "budget_shares" not in STUDY["arms"]["masked"]
+
+
+def test_a_point_of_a_curve_replaces_no_other_arm(tmp_path: Path) -> None:
+    third = {"set": {"model.num_hidden_layers": 1}}
+    arms = {"third": {**third, "budget_shares": [0.25, 1]}, "third-1": third}
+    with pytest.raises(UsageError, match="there is already an arm 'third-1'"):
+        load_study(str(write_study(tmp_path, study(arms=arms))))

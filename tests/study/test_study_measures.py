@@ -12,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from bertkit.data.random import Draw
+from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.mlm import evaluate_mlm
 from bertkit.evaluation.run import EvalArguments
@@ -27,7 +28,11 @@ from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentences import Sentence, TextEncoder
 from bertkit.probing.states import layer_states
 from bertkit.progress import silent_progress
+from bertkit.study.check import check_measures
+from bertkit.study.measure_settings import FinetuneMeasure
+from bertkit.study.measured_data import measures_sha256
 from bertkit.study.run import run_study
+from bertkit.study.settings import Study
 from tests.probing.test_annotated import write_trees
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
 from tests.study.tiny_study import arguments, results, study, write_study
@@ -169,3 +174,49 @@ def _states_and_tags(loaded: LoadedModel, sentences: Sequence[LabelledSentence])
     (found,) = layer_states(loaded.model, encoded, max_batch_tokens=10**6)
     tags = [target.label for each in encoded for target in sentences[each.number].targets["pos"]]
     return [states.numpy() for states in found.states], tags
+
+
+def test_a_fine_tuning_that_diverges_leaves_its_score_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bertkit.study.run.draw_figures", lambda *_: [])
+    write_glue(tmp_path / "glue")
+    settings = {
+        "optimisation.steps": 3,
+        "optimisation.optimizer": {"name": "adamw", "clip_norm": None, "weight_decay": 1e38},
+        "optimisation.max_nonfinite_steps": 0,
+    }
+    measures = {"rte": {"kind": "finetune", "task": "rte", "directory": "glue", "set": settings}}
+    changes = {"choose": None, "claims": [], "budget": {"steps": 2}, "seeds": [0]}
+    write_study(tmp_path, study(arms={"causal": None}, measures=measures, **changes))
+    run_study(arguments(tmp_path, "run"), progress=silent_progress)
+    (run,) = results(tmp_path, "run")["runs"]
+    assert run["scores"]["rte"] is None
+    assert "diverged" in run["answers"]["rte"]["reason"]
+    measured = tmp_path / "run" / "measured" / "masked-seed=0" / "rte"
+    assert not (measured / "checkpoints").exists()
+    assert (measured / "nonfinite").is_dir(), "for `bertkit replay-batch`, which the reason names"
+
+
+def test_a_task_without_a_dev_split_is_measured_on_test(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.txt").write_text("The DT B-NP\ncat NN I-NP\n\n" * 3, encoding="utf-8")
+    measure = FinetuneMeasure(kind="finetune", task="conll2000", directory=str(tmp_path))
+    of = Study.model_validate(study(name="t", measures={"chunks": measure.model_dump(), "other": None}))
+    check_measures(of, offline=True)
+    before = measures_sha256(of, offline=True)
+    (tmp_path / "test.txt").write_text("A DT B-NP\ncat NN I-NP\n\n", encoding="utf-8")
+    assert measures_sha256(of, offline=True) != before
+
+
+def test_a_tasks_file_is_found_from_the_data_folder_and_recorded_in_full(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    own = tmp_path / "data" / "mine.yaml"
+    own.write_text("{kind: regression, train: t.csv, dev: d.csv, metrics: [mean_squared_error]}", encoding="utf-8")
+    measure = FinetuneMeasure(kind="finetune", task="mine.yaml").located(tmp_path / "data")
+    assert measure.task == str(own)
+    assert FinetuneMeasure(kind="finetune", task="rte").located(tmp_path).task == "rte"
+    for name in ("t.csv", "d.csv"):
+        (tmp_path / "data" / name).write_text("text,label\na,1\n", encoding="utf-8")
+    of = Study.model_validate(study(name="t", measures={"mine": measure.model_dump(), "other": None}))
+    with pytest.raises(UsageError, match=r"measures\.mine: metric: lower is better for mean_squared_error.*name it"):
+        check_measures(of, offline=True)

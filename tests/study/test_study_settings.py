@@ -83,6 +83,31 @@ ONE_LAYER = {"set": {"model.num_hidden_layers": 1}}
         ({"recipe": "tinny"}, UsageError, "'tinny': .*did you mean 'tiny'"),
         ({"kind": "pretrain"}, UsageError, "run it with `bertkit pretrain"),
         ({"choice": {}}, UsageError, "choice: unknown key; did you mean choose"),
+        ({"measures": {"../x": {"kind": "held-out"}}}, UsageError, r"the name '\.\./x' cannot be that of a directory"),
+        ({"measures": {"/x": {"kind": "held-out"}}}, UsageError, r"the name '/x' cannot be that of a directory"),
+        ({"measures": {".": {"kind": "held-out"}}}, UsageError, r"the name '\.' cannot be that of a directory"),
+        ({"measures": {"scores.json": {"kind": "held-out"}}}, UsageError, r"the name 'scores\.json' cannot be that"),
+        (
+            {"measures": {"x": {"kind": "held-out", "metric": ["accuracy/masked_lm", "loss"]}}},
+            UsageError,
+            r"measures\.x: metric: of accuracy/masked_lm, loss, lower is better for some",
+        ),
+        ({"measures": {"x": {"kind": "held-out", "metric": []}}}, UsageError, r"measures\.x\.metric"),
+        (
+            {"measures": {"x": {"kind": "mlm", "data": ["other.txt"], "window_bytes": 90, "sequence_length": 20}}},
+            UsageError,
+            r"measures\.x: sequence_length and window_bytes both set the length of a window",
+        ),
+        (
+            {
+                "measures": {"other": {"kind": "mlm", "data": ["other.txt"], "sequence_length": 41}},
+                "arms": {"causal": None},
+                "claims": [],
+                "choose": CHOICE | {"by": "other"},
+            },
+            UsageError,
+            r"for arm masked: it reads at most 40 tokens, and sequence_length is 41",
+        ),
     ],
 )  # fmt: skip
 def test_refused_before_the_first_step(
@@ -169,3 +194,12 @@ def test_a_claim_stays_one_about_the_first_arm_where_that_is_removed(
     assert [(claim.arm, claim.against) for claim in found.claims] == [("third", "causal")]
     kept = arguments(tmp_path, "run", "arms.causal=null").requested()
     assert [(claim.arm, claim.against) for claim in kept.claims] == [("third", "masked")]
+
+
+def test_values_of_the_wrong_kind_are_told_with_arms_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_study(tmp_path)
+    given = arguments(tmp_path, "run", "baseline=[x]", arms=["masked"])
+    with pytest.raises(UsageError, match="baseline: expected"):
+        given.requested()
+    assert arguments(tmp_path, "run", "claims.0.against=[x]", arms=["masked"]).requested().claims == []

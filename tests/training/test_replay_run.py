@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bertkit.errors import StoppedError
@@ -73,6 +78,22 @@ def test_what_differs_is_named_and_the_exit_code_is_5(run: RunDirectory, bertkit
     within = bertkit("runs", "replay", run.path, "--tolerance", "1e-5", "--json")
     assert within.code == 0
     assert json.loads(within.stdout)["files"] is None
+
+
+def test_a_signal_ends_the_process_that_trains_too(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    command = [sys.executable, "-m", "bertkit", "runs", "replay", str(run.path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    until = time.monotonic() + 60
+    while not (children := psutil.Process(process.pid).children()) and time.monotonic() < until:
+        time.sleep(0.01)
+    (trainer,) = children
+    time.sleep(0.3)  # until it is waited for
+    process.terminate()
+    assert process.wait(90) == 130
+    assert not trainer.is_running()
+    assert not list((tmp_path / "temporary").glob("bertkit-replay-*"))
 
 
 def test_a_model_that_another_run_wrote_is_named(run: RunDirectory, bertkit: Bertkit) -> None:

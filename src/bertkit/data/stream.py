@@ -257,6 +257,11 @@ class StepBatches(Dataset[list[PackedBatch]]):
         parts = () if samples is None else samples.split(self.micro_batch_tokens)
         return [PackedBatch.from_samples(part) for part in parts]
 
+    def of(self, step: int, first: int) -> list[PackedBatch]:
+        """The whole batch of a step of the stage, on other samples: those from this number of the stage's stream on."""
+        samples = self._corrupted(step, first, self.stretch(step)[1])
+        return [PackedBatch.from_samples(part) for part in samples.split(self.micro_batch_tokens)]
+
     def check_enough(self) -> None:
         """Raise DataError if the corpus is shorter than one batch."""
         length = self.stream.epoch_length(0)

@@ -92,6 +92,8 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
         if finished := FinishedRun.done(run):
             return finished
         runs.check_suite(run)
+    else:
+        runs.check_single(run)
     recipe = resumed_recipe(arguments, run)
     require_ranks(recipe)
     if finished := FinishedRun.done(run):
@@ -222,6 +224,15 @@ class _Runs:
             raise UsageError(
                 f"{suite.path}: the suite has seeds {plan['seeds']} and grid {plan['grid']}; resume it without --seeds"
                 " and --grid, or start a new one, in which finished runs are not repeated"
+            )
+
+    def check_single(self, run: RunDirectory) -> None:
+        """Raise UsageError if the command line has what only a suite has, or another seed than the run."""
+        seeds, seed = list(self.arguments.seeds), run.record.get("seed")
+        if self.arguments.grid or self.arguments.trials or seeds not in ([], [seed]):
+            raise UsageError(
+                f"{run.path}: is a single run with seed {seed}; resume it without --seeds, --grid and --trials, or"
+                " start a suite, in which finished runs are not repeated"
             )
 
     def resume_suite(self, suite: RunDirectory, recipe: FinetuneRecipe) -> FinishedRun:

@@ -45,10 +45,16 @@ Item = TypeVar("Item")
 
 
 def hashes_of(train: Sequence[Path], test: Sequence[Path] = ()) -> dict[str, str]:
-    """Hash of each file's content and its use (training or testing), by name."""
-    hashes = {str(path): sha256_of(path) for path in train}
-    for path in test:
-        hashes[f"{path} (test)"] = hashlib.sha256(f"test {sha256_of(path)}".encode()).hexdigest()
+    """Hash of each file's content, its use (training or testing) and its place, by name: among several, a test file
+    belongs to the training file in the same place."""
+    hashes = {}
+    for use, paths in (("", train), ("test", test)):
+        for number, path in enumerate(paths):
+            context = " ".join(each for each in (use, str(number or "")) if each)
+            digest = sha256_of(path)
+            hashes[f"{path} (test)" if use else str(path)] = (
+                hashlib.sha256(f"{context} {digest}".encode()).hexdigest() if context else digest
+            )
     return hashes
 
 

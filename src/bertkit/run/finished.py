@@ -24,7 +24,9 @@ CONFIG_FINGERPRINT = "config"
 """The fingerprint of a model's config.json."""
 MEASURES_FINGERPRINT = "measures"
 """The fingerprint of the data that the measures of a study read."""
-_ADDED_LATER = frozenset({CONFIG_FINGERPRINT, MEASURES_FINGERPRINT})
+INITIAL_FINGERPRINT = "initial_model"
+"""The fingerprint of the models that the runs of a study start from."""
+_ADDED_LATER = frozenset({CONFIG_FINGERPRINT, MEASURES_FINGERPRINT, INITIAL_FINGERPRINT})
 """Fingerprints that runs of earlier versions did not record; these are compared without them."""
 
 Objection = Callable[[RunDirectory], str | None]
@@ -97,7 +99,7 @@ def _errors(run: RunDirectory) -> Iterator[str]:
     if run.results is None:
         yield f"{run.path}: has no results"
     for path in _runs_of(run.path, run.results or {}):
-        yield from result_errors(RunDirectory.open(path))
+        yield from result_errors(RunDirectory.open(path), may_be_freed=True)
 
 
 def _runs_of(path: Path, results: Mapping[str, Any]) -> list[Path]:

@@ -79,9 +79,15 @@ def _of_inner_run(run: Path, inner: Path) -> Check:
     return Check(name, "fault", "; ".join(errors)) if errors else Check(name, "ok", "")
 
 
-def result_errors(run: RunDirectory) -> list[str]:
-    """What is damaged in a run's result (recipe, results and model); checkpoints and logs are not read."""
-    checks = [_check(name, part, run) for name, part in (("", _recipe), ("", _results), ("", _model))]
+def result_errors(run: RunDirectory, *, may_be_freed: bool = False) -> list[str]:
+    """What is damaged in a run's result (recipe, results and model); checkpoints and logs are not read.
+
+    Args:
+        run: the run.
+        may_be_freed: whether its model may have been deleted on purpose.
+    """
+    model = _kept_model if may_be_freed else _model
+    checks = [_check("", part, run) for part in (_recipe, _results, model)]
     lost = [f"{run.model}: missing"] if run.model.is_symlink() and not run.model.exists() else []
     return [check.detail for check in checks if check.verdict == "fault"] + lost
 

@@ -56,7 +56,8 @@ def step_cost(recipe: Recipe, shards: TokenShards, *, cache: Path) -> StepCost:
     """The mean cost of a step, with stages weighted by their shares. Always measured with seed 0, so that seeds run
     separately, for example on another machine, take the same number of steps.
 
-    Up to 200 batches of each stage are measured, evenly spread over its first pass of the text.
+    Up to 200 batches of each stage are measured: texts evenly spread over its first pass, with the batch sizes and
+    masking rates of steps evenly spread over all of the stage.
     """
     recipe = recipe.model_copy(update={"seed": 0})
     tokenizer, stages = load_tokenizer(shards.directory), stages_of(recipe)
@@ -67,9 +68,10 @@ def step_cost(recipe: Recipe, shards: TokenShards, *, cache: Path) -> StepCost:
         run.batches.check_enough()
         with torch.device("meta"):
             model = pretraining_model(stage.recipe.model, objectives, tokenizer.vocab_size, pad_id=tokenizer.pad_id)
-        steps = stage.end_step - stage.first_step
-        of_pass = run.batches.stream.epoch_length(0) // run.batches.batch_sequences
-        found = [run.batches[step] for step in spread(min(steps, max(1, of_pass)), _SAMPLE)]
+        steps, sequences = stage.end_step - stage.first_step, run.batches.batch_sequences
+        read = min(steps, max(1, run.batches.stream.epoch_length(0) // sequences))
+        # Batch sizes and masking rates may change until the last step, whose text is only known in the first pass.
+        found = [run.batches.of(n * steps // read, n * sequences) for n in spread(read, _SAMPLE)]
         share = steps / recipe.optimisation.steps / len(found)
         flops += share * sum(training_flops(model, batches, run.objectives) for batches in found)
         tokens += share * sum(batch.num_tokens for batches in found for batch in batches)

@@ -15,14 +15,16 @@ from bertkit.errors import BertkitError, DataError, UsageError
 from bertkit.evaluation.blimp import chosen_paradigms
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import files_of
+from bertkit.metrics import LOWER_IS_BETTER
 from bertkit.models.scoring_rules import SCORING_RULES, MaskedNextTokenScoring, QueryStream
 from bertkit.objectives.base import CompanionObjective
 from bertkit.objectives.forward import scoring_rule
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of
-from bertkit.probing.layers.data import check_tasks, read_labelled
+from bertkit.probing.layers.data import check_tasks, read_labelled, task_of_file
 from bertkit.probing.sentence_sources import existing
 from bertkit.recipe.hashing import hashed_settings
 from bertkit.recipe.resolve import Override
@@ -39,8 +41,6 @@ from bertkit.study.study_runs import shown_setting
 from bertkit.tasks.readers import load_split
 from bertkit.text.sources import open_corpus
 
-TRAINED_AND_SCORED = ("train", "dev")
-"""The splits of a published task that a measure reads."""
 _HEADS = {rule.head for rule in SCORING_RULES.values() if not rule.must_be_recorded}
 """Heads that assign a probability to a text."""
 
@@ -107,6 +107,8 @@ def not_measurable(measure: MeasureSettings, recipe: Recipe) -> str | None:
     fills_masks = in_place or rule is MaskedNextTokenScoring or QueryStream.head in learnt
     if isinstance(measure, MlmMeasure) and not fills_masks:
         return "it does not learn to predict a masked token"
+    if isinstance(measure, MlmMeasure) and (measure.sequence_length or 0) > recipe.model.max_tokens:
+        return f"it reads at most {recipe.model.max_tokens} tokens, and sequence_length is {measure.sequence_length}"
     if isinstance(measure, BlimpMeasure) and rule is None and not _HEADS & learnt:
         return "it learns no language model"
     if isinstance(measure, FinetuneMeasure):
@@ -150,7 +152,8 @@ def _check(measure: MeasureSettings, *, offline: bool) -> None:
     elif isinstance(measure, LayersMeasure):
         files = [existing(file) for file in (measure.data, measure.test_data) if file is not None]
         for file in files:
-            check_tasks([measure.task], list(dict.fromkeys(n for each in read_labelled(file) for n in each.targets)))
+            labelled = read_labelled(file, task_of_file(files[0]))
+            check_tasks([measure.task], list(dict.fromkeys(name for each in labelled for name in each.targets)))
     elif isinstance(measure, FinetuneMeasure):
         _check_task(measure, offline=offline)
 
@@ -178,10 +181,12 @@ def _check_task(measure: FinetuneMeasure, *, offline: bool) -> None:
     spec, task = recipe.specs[0], recipe.task
     if measure.metric is not None and measure.metric not in spec.metrics:
         raise UsageError(f"metric: {spec.name} has no metric {measure.metric!r}; there are: {', '.join(spec.metrics)}")
+    if measure.metric is None and measure.higher_is_better is None and spec.primary in LOWER_IS_BETTER:
+        raise UsageError(f"metric: lower is better for {spec.primary}, the first metric of {spec.name}; name it here")
     if isinstance(task, CustomTask):
         missing: Sequence[str] = [file for file in files_of(task).values() if not Path(file).exists()]
         if missing:
             raise DataError(f"{missing[0]}: no such file")
         return
-    for split in TRAINED_AND_SCORED:
+    for split in ("train", *watched_splits(spec)):
         load_split(spec, split, measure.directory, offline=offline)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DivergedError
+from bertkit.errors import DivergedError, StoppedError
 from bertkit.files import read_json, write_json
+from bertkit.hub import pin_datasets, pin_models
 from bertkit.jobs.manifest import hashes
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
@@ -23,12 +24,12 @@ from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.run.housekeeping import free_parts
 from bertkit.study.measurer import Measurer
-from bertkit.study.settings import Study
+from bertkit.study.settings import SCORES, Study
 from bertkit.study.study_runs import StudyRun, pretrain_arguments, pretrain_recipe
 from bertkit.training.run import OnStart, deadline_after
 from bertkit.training.run_jobs import minutes_until
 
-RUNS, MEASURED, SCORES = "runs", "measured", "scores.json"
+RUNS, MEASURED = "runs", "measured"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class StudyContext:
         command: the command line, for the records.
         offline: do not use the network.
         deadline: time on the monotonic clock; None for no limit.
+        commits, model_commits: of the Hub's data sets and models, which all runs read.
     """
 
     study: Study
@@ -50,6 +52,13 @@ class StudyContext:
     command: Sequence[str]
     offline: bool
     deadline: float | None = None
+    commits: Mapping[str, str] = field(default_factory=dict)
+    model_commits: Mapping[str, str] = field(default_factory=dict)
+
+    def pin(self) -> None:
+        """Make this process read the study's commits."""
+        pin_datasets(self.commits)
+        pin_models(self.model_commits)
 
     def minutes_left(self) -> float | None:
         """Minutes until the deadline; None if there is none."""
@@ -110,11 +119,13 @@ class StudyContext:
             document["training_seconds"] = round(trained - started, 1)
             measurer = Measurer(directory, self.command, progress, self.offline, self.minutes_left)
             for name in self.measures_of(study_run):
+                if self.minutes_left() == 0:
+                    raise StoppedError(f"stopped by the time limit before the measure {name} of {study_run.name}")
                 answer = measurer.measure(name, self.study.measure(name), run, recipe)
                 document["answers"][name] = answer.document()
             document["measuring_seconds"] = round(time.monotonic() - trained, 1)
         write_json(directory / SCORES, document)
-        self._free(study_run)
+        self.free(study_run)
 
     def _pretrained(
         self, study_run: StudyRun, arguments: PretrainArguments, progress: Progress, on_start: OnStart
@@ -133,23 +144,28 @@ class StudyContext:
             arguments = PretrainArguments(arguments.recipe, arguments.overrides, run_dir=place, **common)
         return run_pretraining(arguments, progress=progress, on_start=on_start).run
 
-    def _free(self, study_run: StudyRun) -> None:
-        """Delete the weights that the study does not keep."""
+    def free(self, study_run: StudyRun) -> None:
+        """Delete the weights of a finished run that the study does not keep, as far as they are still there."""
         keep = self.study.engine.keep
         if keep == "checkpoints":
             return
-        for path in (self.directory / MEASURED / study_run.name).glob("*/model"):
+        measured = self.directory / MEASURED / study_run.name
+        for path in measured.glob("*/model"):
             _free_part(path)
+        for path in measured.glob("*/checkpoints"):  # of a fine-tuning that diverged
+            shutil.rmtree(path, ignore_errors=True)
         run = self.run_of(study_run)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
         if keep == "scores" or study_run.candidate is not None:
-            for path in run.glob("*/config.json"):
-                _free_part(path.parent)
+            weights = [path for name in ("config.json", "model*.safetensors") for path in run.rglob(name)]
+            for part in sorted({path.relative_to(run).parts[0] for path in weights}):
+                _free_part(run / part)
 
 
 def carry_out_job(context: StudyContext, study_run: StudyRun, steps: int, moment: float | None) -> dict[str, str]:
     """`StudyContext.carry_out` on a worker, up to a moment of `until`; returns the hash of its outputs."""
     here = replace(context, deadline=deadline_after(minutes_until(moment)))
+    here.pin()
     here.carry_out(study_run, steps, progress=silent_progress)
     return hashes([here.scores_file(study_run)])
 

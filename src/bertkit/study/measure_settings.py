@@ -20,6 +20,11 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "error", "bits")
 _NOT_FILES = ("hub:", "builtin:", *(f"{scheme}://" for scheme in SCHEMES))
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether a lower score is better, by the metric's name."""
+    return any(word in metric for word in _LOWER_IS_BETTER)
+
+
 class MeasureSettings(Settings, ABC):
     """One score, a single number, that is computed for every run."""
 
@@ -43,7 +48,7 @@ class MeasureSettings(Settings, ABC):
         """Whether a higher score is better."""
         if self.higher_is_better is not None:
             return self.higher_is_better
-        return not any(word in self.metric_name for word in _LOWER_IS_BETTER)
+        return not lower_is_better(self.metric_name)
 
     def located(self, folder: Path) -> Self:
         """The measure with full paths.
@@ -66,9 +71,15 @@ class HeldOutMeasure(MeasureSettings):
     """A metric of the run's own results on its held-out text, under its own objective."""
 
     kind: Literal["held-out"]
-    metric: str | list[str] = Field(
+    metric: str | Annotated[list[str], Field(min_length=1)] = Field(
         "loss", description="Key of `held_out` in a run's results.json; of several, the first that a run has."
     )
+
+    @model_validator(mode="after")
+    def _one_direction(self) -> Self:
+        if self.higher_is_better is None and len({lower_is_better(name) for name in self.metrics}) > 1:
+            raise ValueError(f"metric: of {', '.join(self.metrics)}, lower is better for some; give others")
+        return self
 
     @property
     def metrics(self) -> list[str]:
@@ -102,6 +113,12 @@ class MlmMeasure(MeasureSettings):
     rate: float = Field(0.15, gt=0, lt=1, description="Masking rate: share of a window's tokens that is masked.")
 
     path_fields: ClassVar[tuple[str, ...]] = ("data",)
+
+    @model_validator(mode="after")
+    def _one_kind_of_window(self) -> Self:
+        if self.window_bytes is not None and self.sequence_length is not None:
+            raise ValueError("sequence_length and window_bytes both set the length of a window; give one of them")
+        return self
 
     @model_validator(mode="after")
     def _metric_is_measured(self) -> Self:
@@ -158,6 +175,19 @@ class FinetuneMeasure(MeasureSettings):
     @property
     def metric_name(self) -> str:
         return self.metric or "score"
+
+    def located(self, folder: Path) -> Self:
+        """The measure with full paths; a task's YAML file may also be in the working directory.
+
+        Args:
+            folder: the start of relative paths.
+        """
+        found = super().located(folder)
+        if not self.task.endswith((".yaml", ".yml")):
+            return found
+        places = ((start / Path(self.task).expanduser()).absolute() for start in (folder, Path()))
+        file = next((place for place in places if place.is_file()), None)
+        return found if file is None else found.model_copy(update={"task": str(file)})
 
 
 AnyMeasure = Annotated[

@@ -11,10 +11,10 @@ from pathlib import Path
 from bertkit.evaluation.blimp import chosen_paradigms
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import joint_sha256, json_sha256, sha256_of
-from bertkit.finetuning.data import splits_sha256
+from bertkit.finetuning.data import splits_sha256, watched_splits
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import files_of
-from bertkit.study.check import TRAINED_AND_SCORED, finetune_arguments
+from bertkit.study.check import finetune_arguments
 from bertkit.study.measure_settings import BlimpMeasure, FinetuneMeasure, LayersMeasure, MeasureSettings, MlmMeasure
 from bertkit.study.settings import Study
 from bertkit.tasks.readers import load_split
@@ -46,6 +46,5 @@ def _hashes(measure: MeasureSettings, *, offline: bool) -> Iterator[str]:
             yield json_sha256(task.model_dump(mode="json"))
             yield from (sha256_of(Path(file)) for file in files_of(task).values())
         else:
-            yield splits_sha256(
-                {name: load_split(spec, name, measure.directory, offline=offline) for name in TRAINED_AND_SCORED}
-            )
+            names = ("train", watched_splits(spec)[0])
+            yield splits_sha256({name: load_split(spec, name, measure.directory, offline=offline) for name in names})

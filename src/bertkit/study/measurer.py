@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertkit.errors import DivergedError
 from bertkit.evaluation.blimp import evaluate_blimp
 from bertkit.evaluation.mlm import evaluate_mlm
 from bertkit.evaluation.run import EvalArguments
@@ -156,7 +157,10 @@ class Measurer:
             arguments = finetune_arguments(
                 measure, str(run.path), overrides=[device], seeds=[recipe.seed], run_dir=place, **common
             )
-        results = finetune(arguments, progress=self.progress).results
+        try:
+            results = finetune(arguments, progress=self.progress).results
+        except DivergedError as error:
+            return MeasureResult(None, str(error))
         ((_, scores),) = results["tasks"].items()
         metric = measure.metric or results["primary"]
         score = scores[metric]["mean"]

@@ -14,11 +14,12 @@ from typing import Any
 
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.files import joint_sha256
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.run import open_shards
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import what_hash
-from bertkit.run.finished import MEASURES_FINGERPRINT
+from bertkit.run.finished import INITIAL_FINGERPRINT, MEASURES_FINGERPRINT
 from bertkit.study.budget import StepCost, cost_key, step_cost
 from bertkit.study.check import check_measurable, check_measures, check_recipes
 from bertkit.study.measured_data import measures_sha256
@@ -31,6 +32,7 @@ from bertkit.study.study_runs import (
     scored_of,
     settings_of,
 )
+from bertkit.text.sources import hub_commits
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,26 @@ class PlannedStudy:
         return all(recipe.data.sources and all(map(is_shards, recipe.data.sources)) for recipe in recipes)
 
     def fingerprints(self, progress: Progress) -> dict[str, str | None]:
-        """Hashes of the text of all arms, of all recipes that may run, and of what the measures read."""
+        """Hashes of the text of all arms, of all recipes that may run, of the models that these start from, and of what
+        the measures read."""
         recipes = [recipe for own in self.recipes.values() for _, recipe in own]
         corpora = {_text_key(recipe): self._shards(recipe, progress).fingerprint for recipe in recipes}
         found: dict[str, str | None] = {
             "data": joint_sha256(corpora.values()),
             "recipe": joint_sha256(map(what_hash, recipes)),
         }
+        started = {(recipe.init, recipe.init_decoder): recipe for recipe in recipes if recipe.init is not None}
+        if started:
+            arguments = PretrainArguments(cache=self.cache, offline=self.offline)
+            hashes = [each for recipe in started.values() for each in arguments.fingerprints(recipe).values()]
+            found[INITIAL_FINGERPRINT] = joint_sha256(filter(None, hashes))
         measures = measures_sha256(self.study, offline=self.offline)
         return found if measures is None else found | {MEASURES_FINGERPRINT: measures}
+
+    def commits(self) -> dict[str, str]:
+        """The commits of the Hub's data sets that the runs read as text, by the name and branch asked for."""
+        recipes = [recipe for own in self.recipes.values() for _, recipe in own]
+        return hub_commits([each for recipe in recipes for each in recipe.data.all_sources], offline=self.offline)
 
     def _shards(self, recipe: Recipe, progress: Progress) -> TokenShards:
         """The shards of a recipe's text, opened once."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bertkit.errors import StoppedError
+from bertkit.errors import StoppedError, UsageError
 from bertkit.files import read_json, write_json, write_text
 from bertkit.pretraining.arguments import source_overrides
 from bertkit.progress import Progress
@@ -30,13 +30,17 @@ from bertkit.study.plots import draw_figures
 from bertkit.study.report import report
 from bertkit.study.runner import StudyRunner
 from bertkit.study.settings import KIND, Study, changed_study, load_study
+from bertkit.training.interrupt import interrupted_by_signals
 from bertkit.training.run import (
+    COMMITS,
+    MODEL_COMMITS,
     FinishedRun,
     OnStart,
     RunArguments,
     deadline_after,
     finished_of,
     identity_of,
+    note_commits,
     require_unchanged,
     resumed_recipe,
     run_of,
@@ -74,7 +78,12 @@ class StudyArguments(RunArguments[Study]):
         return load_study(str(run.path / RECIPE))
 
     def changed(self, recorded: Study) -> Study:
-        return changed_study(recorded, self.overrides)
+        if self.arms:
+            raise UsageError("--arms: the resumed study has its own arms; leave it out, or also give the study's FILE")
+        if self.data_dir is not None:
+            log.warning("--data-dir has no effect: the resumed study has the full paths of its measures")
+        changed = changed_study(recorded, self.overrides)
+        return changed.model_copy(update={"set": changed.set | _of_sources(self.sources)})
 
 
 def _located_recipe(recipe: str, file: Path) -> str:
@@ -83,6 +92,11 @@ def _located_recipe(recipe: str, file: Path) -> str:
     beside = [file.parent / name for name in names if name.endswith(SUFFIXES)]
     base = next((path for path in beside if path.is_file()), None) or find_recipe(recipe)
     return base.stem if base.parent == shipped_directory() else str(base.absolute())
+
+
+def _of_sources(sources: Sequence[str]) -> dict[str, Any]:
+    """The settings of all arms that replace their text; none without sources."""
+    return {override.key: override.value for override in source_overrides(sources)}
 
 
 def located(study: Study, file: Path, sources: Sequence[str], folder: Path) -> Study:
@@ -94,7 +108,7 @@ def located(study: Study, file: Path, sources: Sequence[str], folder: Path) -> S
         sources: text to use instead of its own; empty for its own.
         folder: the start of relative paths of measures.
     """
-    common = study.set | {override.key: override.value for override in source_overrides(sources)}
+    common = study.set | _of_sources(sources)
     measures = {name: measure.located(folder) for name, measure in study.measures.items()}
     arms = {
         name: arm if arm.recipe is None else arm.model_copy(update={"recipe": _located_recipe(arm.recipe, file)})
@@ -134,23 +148,31 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
     if run is None:
         run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     require_unchanged(run, fingerprints)
-    context = StudyContext(
-        study,
-        run.path,
-        arguments.cache,
-        arguments.command,
-        arguments.offline,
-        deadline_after(arguments.max_minutes),
-    )
+    deadline = deadline_after(arguments.max_minutes)
     log.info("run directory %s", run.path)
     on_start(run)
     started = time.monotonic()
     with run.recording(arguments.command):
         run.write_environment()
         write_json(run.path / COSTS, costs)
+        note_commits(run)
+        if commits := planned.commits() | (run.record.get(COMMITS) or {}):
+            run.update(**{COMMITS: commits})
+        context = StudyContext(
+            study,
+            run.path,
+            arguments.cache,
+            arguments.command,
+            arguments.offline,
+            deadline,
+            commits,
+            run.record.get(MODEL_COMMITS) or {},
+        )
+        context.pin()
         try:
-            results = StudyRunner(planned, context, costs, progress, on_start).results()
-            write_report(run.path, study, results)
+            with interrupted_by_signals():
+                results = StudyRunner(planned, context, costs, progress, on_start).results()
+                write_report(run.path, study, results)
         except KeyboardInterrupt as interrupt:
             remedy = f"continue with `bertkit study --resume {shell_word(run.path)}`"
             raise StoppedError("interrupted", remedy) from interrupt

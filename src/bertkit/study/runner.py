@@ -81,11 +81,12 @@ class StudyRunner:
 
     def _carry_out(self, study_runs: Sequence[StudyRun]) -> None:
         """Train and measure the unfinished runs."""
-        left = [
-            (study_run, self.planned.steps(study_run, self.costs))
-            for study_run in study_runs
-            if self._scores(study_run) is None
-        ]
+        left: list[tuple[StudyRun, int]] = []
+        for study_run in study_runs:
+            if self._scores(study_run) is None:
+                left.append((study_run, self.planned.steps(study_run, self.costs)))
+            else:
+                self.context.free(study_run)  # in case the study was killed in between
         try:
             if self.engine.is_parallel:
                 minutes, directory = self.context.minutes_left(), self.context.directory

@@ -41,6 +41,9 @@ _DOTTED = re.compile(r"(set|choose\.grid|arms\.[^.]+\.(?:set|grid)|measures\.[^.
 _REMOVABLE = {"arms": "arm", "measures": "measure"}
 """Mappings from which `--set NAME=null` removes an entry, and what an entry is called."""
 
+SCORES = "scores.json"
+"""The file with the scores of a run, next to the directories of its measures."""
+
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 Names = str | list[str]
 """One measure, or several to be averaged."""
@@ -207,7 +210,7 @@ class Study(RecipeHeader):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        errors = [*self._seed_errors(), *self._grid_errors(), *self._name_errors()]
+        errors = [*self._seed_errors(), *self._grid_errors(), *self._name_errors(), *self._measure_errors()]
         if errors:
             raise ValueError("; ".join(errors))
         return self
@@ -281,6 +284,11 @@ class Study(RecipeHeader):
                 yield from _unknown(f"{at}.against", [claim.against], self.arms, "arm")
             if claim.arm == against:
                 yield f"{at}: {claim.arm} is compared with itself; name another arm in `against`"
+
+    def _measure_errors(self) -> Iterable[str]:
+        for name in self.measures:
+            if "/" in name or "\0" in name or name in ("", ".", "..", SCORES):
+                yield f"measures: the name {name!r} cannot be that of a directory in the study; choose another one"
 
     def _direction_errors(self, place: str, names: Sequence[str]) -> Iterable[str]:
         known = [self.measures[name] for name in names if name in self.measures]
@@ -403,6 +411,8 @@ def _with_arms(tree: Located, names: Sequence[str]) -> Located:
     kept = {name: arm for name, arm in known.items() if name in names or curves[name] in names}
     baseline, claims = tree.child("baseline"), tree.child("claims")
     against = next(iter(known)) if baseline is None or baseline.value is None else baseline.plain()
+    if not isinstance(against, str):
+        return tree  # validation reports it
     value = {**tree.value, "arms": Located(kept, arms.place)}
     if against not in kept:
         value["baseline"] = Located(next(iter(kept)), arms.place)
@@ -410,7 +420,7 @@ def _with_arms(tree: Located, names: Sequence[str]) -> Located:
         some = [each for each in claims.value if _arms_of(each, against) <= kept.keys()]
         value["claims"] = Located(some, claims.place)
         if left_out := [_in_words(each, against) for each in claims.value if each not in some]:
-            log.info("--arms leaves out the claims about other arms: %s", "; ".join(left_out))
+            log.info("--arms leaves out the claims about other arms: %s", "; ".join(dict.fromkeys(left_out)))
         for each in some:
             if isinstance(each.value, dict) and each.child("against") is None:
                 each.value["against"] = Located(against, each.place)
@@ -432,7 +442,13 @@ def _with_points(tree: Located) -> Located:
         common = {"curve": Located(name, arm.place), **arm.value}
         del common["budget_shares"]
         for share in shares.value:
-            points[f"{name}-{share.plain()}"] = Located({**common, "budget_share": share}, arm.place)
+            point = f"{name}-{share.plain()}"
+            if point in points or point in arms.value:
+                raise UsageError(
+                    f"{share.place}: arms.{name}.budget_shares: there is already an arm {point!r}; give each share"
+                    " once, or rename the other arm"
+                )
+            points[point] = Located({**common, "budget_share": share}, arm.place)
     return Located({**tree.value, "arms": Located(points, arms.place)}, tree.place)
 
 
@@ -447,4 +463,4 @@ def _in_words(claim: Located, baseline: str) -> str:
 
 def _arms_of(claim: Located, baseline: str) -> set[str]:
     found = claim.plain()
-    return {str(found.get("arm")), found.get("against") or baseline} if isinstance(found, dict) else set()
+    return {str(found.get("arm")), str(found.get("against") or baseline)} if isinstance(found, dict) else set()

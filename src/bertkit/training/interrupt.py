@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -77,3 +78,24 @@ class StoppingMeter:
     def update(self, completed: int, note: str | None = None) -> None:
         self.meter.update(completed, note)
         self.check()
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt the block as Ctrl-C does, except in a `StopRequest`; later ones change nothing."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    known = {number: signal.getsignal(number) for number in STOPPING if number is not signal.SIGINT}
+    previous = {number: handler for number, handler in known.items() if handler is not signal.SIG_IGN}
+    for number in previous:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            if signal.getsignal(number) is interrupt:  # else a signal has come, and the command ends
+                signal.signal(number, handler)

@@ -25,6 +25,8 @@ from torch.nn import functional
 from bertkit.arrays import Int64Array
 from bertkit.compression.head_importance import ExampleBatch, Measure
 from bertkit.data.random import Draw
+from bertkit.errors import DataError
+from bertkit.metrics import LOWER_IS_BETTER
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.scoring_rules import MaskedRule, ScoringRule
@@ -48,6 +50,9 @@ class WordLoss(Measure):
         rule: which state predicts which token. Here a masking rule masks a share of the tokens at once.
         masking_rate: share of a sentence's tokens to mask, at least one token; special tokens are never masked.
         seed: seed of this choice.
+
+    Raises:
+        DataError: no token is predicted.
     """
 
     metric = "loss (nats per token)"
@@ -69,6 +74,8 @@ class WordLoss(Measure):
         self.examples = len(sentences)
         self._batches = [self._batch(some) for some in batches(sentences, engine.micro_batch_tokens, pool=_POOL)]
         self.predicted = sum(batch.content[1].numel() for batch in self._batches)
+        if not self.predicted:
+            raise DataError(f"the {len(sentences)} sentence(s) drawn have no token to predict; give longer ones")
 
     def loss(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
         return self._loss_sum(hidden_TD, batch).sum
@@ -119,6 +126,9 @@ class HalfRetrieval(Measure):
         sentence_model: the encoder, its pooling and the layers after it.
         sentences: encoded sentences.
 
+    Raises:
+        DataError: fewer than two sentences are long enough.
+
     Attributes:
         too_short: sentences of fewer than 8 words, which are left out.
     """
@@ -132,6 +142,11 @@ class HalfRetrieval(Measure):
         self._sentence_model = sentence_model.to(engine.device).eval().requires_grad_(False)
         kept = [sentence for sentence in sentences if len(sentence.words) >= _LEAST_WORDS]
         self.examples, self.too_short = len(kept), len(sentences) - len(kept)
+        if len(kept) < 2:
+            raise DataError(
+                f"{len(kept)} of {len(sentences)} sentences have {_LEAST_WORDS} words or more; at least two are needed;"
+                " give more text"
+            )
         place_of = {sentence.number: place for place, sentence in enumerate(kept)}
         first, second = ([halves(sentence)[which] for sentence in kept] for which in (0, 1))
         self._batches = [self._batch(some, place_of) for some in batches(first, tokens, pool=_POOL)]
@@ -200,11 +215,9 @@ class TaskScore(Measure):
         task: the task, with labels in the order of the model's outputs.
         encoder: encodes its sequences.
         examples: examples with labels.
-        metric: the score, a name in the result of `task.score`; higher is better, as for all task metrics.
+        metric: the score, a name in the result of `task.score`.
         tuned: thresholds and similar, for tasks that tune their predictions.
     """
-
-    higher_is_better = True
 
     def __init__(
         self,
@@ -219,6 +232,7 @@ class TaskScore(Measure):
     ) -> None:
         super().__init__(model, engine.device)
         self.task, self.metric, self._given, self._tuned = task, metric, list(examples), tuned
+        self.higher_is_better = metric not in LOWER_IS_BETTER
         self._features = task.encode(self._given, encoder)
         self.examples = self._features.num_examples
         self.cut = self._features.account.examples_cut

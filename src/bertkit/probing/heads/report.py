@@ -108,14 +108,25 @@ class HeadResults:
 
     def best_left(self) -> Int64Array:
         """The number, from 1, of each layer's head whose score is best if it is the only one left."""
-        best_L1 = self.worse_alone_LN.argmin(axis=1)[:, None]
+        best_L1 = _known(self.worse_alone_LN, np.inf).argmin(axis=1)[:, None]
         found: Int64Array = np.take_along_axis(np.array(self.numbers), best_L1, axis=1)[:, 0] + 1
         return found
+
+    def least_alone(self) -> Float64Array:
+        """How much worse each layer is with only its best head; NaN if that score is undefined for all of its heads."""
+        least_L = _known(self.worse_alone_LN, np.inf).min(axis=1)
+        return np.where(least_L < np.inf, least_L, np.nan)
 
     def rank_correlation(self) -> float | None:
         """Spearman's correlation of ranked importance and score lost without each head; None if one is constant."""
         found = spearman_value(self.ranked_LN.ravel().tolist(), self.worse_without_LN.ravel().tolist())
         return None if np.isnan(found) else found
+
+
+def _known(values: Float64Array, otherwise: float) -> Float64Array:
+    """The values, with this one in place of NaN."""
+    found: Float64Array = np.where(np.isnan(values), otherwise, values)
+    return found
 
 
 def shown_curves(curves: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -142,7 +153,7 @@ def heads_report(results: HeadResults) -> tuple[dict[str, Any], list[Finding]]:
         "heads_not_missed": int((results.worse_without_LN <= 0).sum()),
         "importance_and_ablation_spearman": results.rank_correlation(),
         "best_head_left": results.best_left(),
-        "worse_with_best_head_left": results.worse_alone_LN.min(axis=1),
+        "worse_with_best_head_left": results.least_alone(),
         "pruned": list(results.counts),
         "pruning": dict(results.curves),
         "removable": {name: results.removable(curve) for name, curve in shown_curves(results.curves).items()},
@@ -153,12 +164,13 @@ def heads_report(results: HeadResults) -> tuple[dict[str, Any], list[Finding]]:
 def _heads(results: HeadResults) -> Finding:
     worse, alone = results.worse_without_LN, results.worse_alone_LN
     names = head_names(results.numbers)
+    most = int(_known(worse, -np.inf).argmax())
     spearman = results.rank_correlation()
     correlation = "not defined" if spearman is None else f"{spearman:.2f}"
     sentence = (
         f"{int((worse <= 0).sum())} of {worse.size} heads of {results.label} can be removed one at a time without a"
         f" loss on {results.what}. The {results.metric} is {results.before:.4g} on {results.examples[1]:,} examples,"
-        f" and at most {np.nanmax(worse):.3g} worse, without head {names[np.nanargmax(worse)]}. The most important head"
+        f" and at most {worse.flat[most]:.3g} worse, without head {names[most]}. The most important head"
         f" by I_h is {names[results.ranked_LN.argmax()]} (gradients of {results.examples[0]:,} other examples); the"
         f" rank correlation of importance and ablation is {correlation}."
     )
@@ -210,8 +222,8 @@ def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
 
 def _one_left(results: HeadResults) -> Finding:
     worse = results.worse_alone_LN
-    least_L = worse.min(axis=1)
-    hardest = int(least_L.argmax())
+    least_L = results.least_alone()
+    hardest = int(_known(least_L, -np.inf).argmax())
     sentence = (
         f"With only its best head left, {int((least_L <= 0).sum())} of {len(least_L)} layers of {results.label} lose"
         f" nothing. Layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the {results.metric}"

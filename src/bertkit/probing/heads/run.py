@@ -95,15 +95,24 @@ def probe_heads(request: ProbeArguments, settings: HeadsSettings) -> ProbeResult
 
 
 def measure_heads(request: ProbeArguments, settings: HeadsSettings, scored: ScoredModel, heads: Heads) -> HeadResults:
-    """Importance, ablations and pruning curves."""
+    """Importance, ablations and pruning curves.
+
+    Raises:
+        DataError: the score with all heads is undefined.
+    """
     train, test = scored.train, scored.test
     size = heads.shape[0] * heads.per_layer
     counts = pruned_counts(size, settings.prune_share)
+    before = gated_score(test, heads, heads.all_on())
+    if np.isnan(before):
+        raise DataError(
+            f"{scored.subject.name}: its {test.metric} on {test.examples:,} examples is undefined, for example because"
+            " all predictions are the same, so heads cannot be compared"
+        )
     with request.progress("importance", train.examples, "examples") as meter:
         importance_LN = head_importance(train, heads, done=meter.update)
     normalised_LN = normalised_by_layer(importance_LN)
     ranked_LN = normalised_LN if settings.normalise == "layer" else importance_LN
-    before = gated_score(test, heads, heads.all_on())
     with request.progress("ablation", size, "heads") as meter:
         without_LN = ablate_each_head(test, heads, done=meter.update)
     with request.progress("one head left", size, "heads") as meter:
@@ -235,7 +244,7 @@ def _task(request: ProbeArguments, settings: HeadsSettings, subject: LoadedModel
     )
     summary = {"task": spec.name, "split": watched, "examples_cut": importance.cut + scores.cut}
     own = replace(subject, model=predictor.model)
-    return ScoredModel(own, importance, scores, spec.name, _hash(train, "train") | _hash(dev, watched), summary)
+    return ScoredModel(own, importance, scores, spec.name, _hashes({"train": train, watched: dev}), summary)
 
 
 def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str) -> tuple[FinetuneRecipe, TaskSpec]:
@@ -264,7 +273,13 @@ def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str)
     return recipe.model_copy(update={"data": data}), spec
 
 
-def _hash(split: Split, name: str) -> dict[str, str]:
-    """sha256 (hex) of a split's examples, by their source."""
-    digest = hashlib.sha256("\n".join(map(repr, split.examples)).encode("utf-8", "backslashreplace"))
-    return {split.source or name: digest.hexdigest()}
+def _hashes(splits: Mapping[str, Split]) -> dict[str, str]:
+    """sha256 (hex) of the examples of each split, by their source, and by the split if they have one source."""
+    sources = [split.source for split in splits.values()]
+    found = {}
+    for name, split in splits.items():
+        digest = hashlib.sha256("\n".join(map(repr, split.examples)).encode("utf-8", "backslashreplace"))
+        shared = split.source and sources.count(split.source) > 1
+        shown = f"{split.source} ({name})" if shared else split.source or name
+        found[shown] = digest.hexdigest()
+    return found

@@ -38,6 +38,12 @@ from bertkit.text.lines import COMPRESSIONS
 SPANS = "-spans"
 """Name suffix of tasks that predict the types of given spans; such a task only runs if it is named."""
 _CHUNK_TYPES = frozenset({"NP", "VP", "PP"})
+_EXPECTED = (
+    "this probe reads annotated sentences and no running text: a treebank (.conllu), a word and its tag per line with"
+    " blank lines between sentences, or .jsonl with labelled spans"
+)
+_FEW_TAGS = 20
+"""A file with more tags, on average on fewer than two words each, has something else in its last column."""
 Span = tuple[int, int]
 
 
@@ -58,8 +64,12 @@ class LabelledSentence:
     targets: Mapping[str, tuple[Target, ...]]
 
 
-def read_labelled(path: Path) -> list[LabelledSentence]:
+def read_labelled(path: Path, task: str | None = None) -> list[LabelledSentence]:
     """The sentences of a file and their targets.
+
+    Args:
+        path: the file.
+        task: the name of the task in a .jsonl file; by default that of the file.
 
     Raises:
         DataError: invalid file, an invalid tree, words without tags, or a span that is not in its sentence.
@@ -67,7 +77,7 @@ def read_labelled(path: Path) -> list[LabelledSentence]:
     if is_treebank(str(path)):
         return _treebank(path)
     if (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix == ".jsonl":
-        return _edges(path)
+        return _edges(path, task or task_of_file(path))
     return _columns(path)
 
 
@@ -84,12 +94,19 @@ def _treebank(path: Path) -> list[LabelledSentence]:
 
 
 def _columns(path: Path) -> list[LabelledSentence]:
-    examples = [each for each in read_conll(path).examples if isinstance(each, TaggedExample)]
+    try:
+        read = read_conll(path).examples
+    except DataError as error:
+        raise DataError(f"{error}; {_EXPECTED}") from error
+    examples = [each for each in read if isinstance(each, TaggedExample)]
     untagged = next((each for each in examples if each.tags is None), None)
     if untagged is not None:
         raise DataError(f"{path}: sentence {untagged.id} has words and no tags; expected a tag in the last column")
     tags = {tag for each in examples for tag in each.tags or ()}
     if not is_iob(tags):
+        words = sum(len(each.words) for each in examples)
+        if len(tags) > max(_FEW_TAGS, words / 2):
+            raise DataError(f"{path}: {len(tags):,} different tags on {words:,} words in its last column; {_EXPECTED}")
         return [LabelledSentence(each.id, each.words, {"tags": _by_word(each.tags or ())}) for each in examples]
     name = "chunks" if {tag[2:] for tag in tags} & _CHUNK_TYPES else "ner"
     sentences = []
@@ -105,8 +122,12 @@ def _by_word(tags: Sequence[str]) -> tuple[Target, ...]:
     return tuple(Target(((place, place + 1),), tag) for place, tag in enumerate(tags))
 
 
-def _edges(path: Path) -> list[LabelledSentence]:
-    name = path.name.partition(".")[0]
+def task_of_file(path: Path) -> str:
+    """The name of the task in a .jsonl file: the file's, up to its first dot."""
+    return path.name.partition(".")[0]
+
+
+def _edges(path: Path, name: str) -> list[LabelledSentence]:
     sentences: list[LabelledSentence] = []
     spans = 0
     for line, record in json_rows(path):
@@ -151,7 +172,8 @@ def _span(value: Any, words: int, where: str) -> Span:
 def chosen_tasks(sentences: Sequence[LabelledSentence], wanted: Sequence[str]) -> list[str]:
     """The requested tasks of these sentences; if none are named, all except those of given spans."""
     names = dict.fromkeys(name for each in sentences for name in each.targets)
-    return [name for name in names if (name in wanted if wanted else not name.endswith(SPANS))]
+    given = {f"{name}{SPANS}" for name in names}
+    return [name for name in names if (name in wanted if wanted else name not in given)]
 
 
 def check_tasks(wanted: Sequence[str], available: Sequence[str]) -> None:
@@ -211,7 +233,8 @@ def layer_task(name: str, train: Sequence[Pair], test: Sequence[Pair], *, title:
     """The items of a task; rows of states are numbered over training sentences, then test sentences.
 
     Raises:
-        DataError: training or test sentences have no target, or all have the same label.
+        DataError: training or test sentences have no target or differ in its number of spans, or all have the same
+            label.
     """
     first_test = sum(len(sentence.words) for sentence, _ in train)
     spans, names, keys = _gathered(name, train, 0)
@@ -219,16 +242,22 @@ def layer_task(name: str, train: Sequence[Pair], test: Sequence[Pair], *, title:
     labels = tuple(sorted(set(names)))
     if not names or not test_names:
         raise DataError(f"{source}: no target of {name} in the {'training' if not names else 'test'} sentences drawn")
+    if spans.shape[1] != test_spans.shape[1]:
+        raise DataError(
+            f"{source}: a target of {name} has {spans.shape[1]} spans for training, {test_spans.shape[1]} for testing"
+        )
     if len(labels) < 2:
         raise DataError(f"{source}: all targets of {name} have the label {labels[0]!r}; there is nothing to predict")
     number_of = {label: number for number, label in enumerate(labels)}
+    # A span in a .jsonl file may have the name of a task of tags.
+    has_chunks = all(f"{name}{SPANS}" in sentence.targets for sentence, _ in (*train, *test))
     return LayerTask(
         title,
         labels,
         Items(spans, np.array([number_of[label] for label in names], dtype=np.int64), keys),
         Items(test_spans, np.array([number_of.get(label, -1) for label in test_names], dtype=np.int64), test_keys),
         tuple(test_names),
-        tuple(len(sentence.words) for sentence, _ in test) if name in ("chunks", "ner") else (),
+        tuple(len(sentence.words) for sentence, _ in test) if has_chunks else (),
     )
 
 
@@ -243,4 +272,4 @@ def _gathered(name: str, pairs: Sequence[Pair], first: int) -> tuple[np.ndarray[
             start, stop = target.spans[0]
             keys.append(" ".join(sentence.words[start:stop]))
         first += len(sentence.words)
-    return np.array(spans, dtype=np.int64).reshape(len(spans), -1, 2), names, keys
+    return np.array(spans, dtype=np.int64).reshape(len(spans), len(spans[0]) if spans else 1, 2), names, keys

@@ -27,7 +27,15 @@ from bertkit.probing.annotated import (
     width_of,
 )
 from bertkit.probing.layers import LEAST_SENTENCES, LayersSettings
-from bertkit.probing.layers.data import LayerTask, Pair, check_tasks, chosen_tasks, layer_task, read_labelled
+from bertkit.probing.layers.data import (
+    LayerTask,
+    Pair,
+    check_tasks,
+    chosen_tasks,
+    layer_task,
+    read_labelled,
+    task_of_file,
+)
 from bertkit.probing.layers.measure import Items, LinearProbe, accuracy, control_labels, online_code
 from bertkit.probing.layers.report import DEFINITIONS, LayerScore, LayersScores, TaskResult
 from bertkit.probing.report import Report
@@ -87,9 +95,10 @@ def read_files(
 ) -> list[AnnotatedFile]:
     """The files with their tasks, the sentences for training and testing drawn by the settings' seed."""
     read = [read_labelled(path) for path in paths]
-    tested = [read_labelled(path) for path in test_paths]
+    tested = [read_labelled(test, task_of_file(path)) for path, test in zip(paths, test_paths, strict=False)]
     available = [name for sentences in read for name in dict.fromkeys(n for each in sentences for n in each.targets)]
     check_tasks(settings.tasks, list(dict.fromkeys(available)))
+    stems = [path.name.partition(".")[0] for path in paths]
     files = []
     for number, (path, sentences) in enumerate(zip(paths, read, strict=True)):
         names = chosen_tasks(sentences, settings.tasks)
@@ -101,10 +110,12 @@ def read_files(
         train, test = align(encoder, chosen), align(encoder, held_out)
         check_aligned(train, encoder, str(path), LEAST_SENTENCES)
         check_aligned(test, encoder, str(test_paths[number] if test_paths else path), 1)
+        stem = stems[number] if stems.count(stems[number]) == 1 else f"{stems[number]} {number + 1}"
         tasks = []
         for name in names:
-            title = name if available.count(name) == 1 else f"{name} ({path.name.partition('.')[0]})"
-            tasks.append(layer_task(name, train, test, title=title, source=str(path)))
+            title = name if available.count(name) == 1 else f"{name} ({stem})"
+            source = " and ".join(map(str, (path, *test_paths[number : number + 1])))
+            tasks.append(layer_task(name, train, test, title=title, source=source))
         files.append(AnnotatedFile([*train, *test], len(train), tasks))
     return files
 

@@ -99,7 +99,7 @@ def probe_senses(request: ProbeArguments, settings: SensesSettings) -> ProbeResu
     train_path = existing(request.data[0])
     test_paths = [existing(each, option="--test-data") for each in request.test_data]
     everything = read_senses(train_path)
-    train, tests = _divided(everything, train_path, test_paths, settings)
+    train, counted, tests = _divided(everything, train_path, test_paths, settings)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     picture_encoder = TextEncoder.of(subject.model, subject.tokenizer)  # with separate notes
     pictured = {word: _occurrences(word, everything, picture_encoder) for word in settings.words}
@@ -115,8 +115,7 @@ def probe_senses(request: ProbeArguments, settings: SensesSettings) -> ProbeResu
     points = layer_points(subject.model)
     rows = len(trained.marks) + sum(len(each.marks) for each in tested)
     check_store(len(points), rows, width_of(subject.model, points), request.store_gb)
-    # Counting needs no states, so the back-off also counts sentences that were not drawn, but no test sentences.
-    counted = everything if test_paths else train
+    # Counting needs no states, so the back-off also counts sentences that were not drawn.
     frequent = FrequentSenses((m.lemma, m.pos, m.keys[0]) for each in counted for m in each.marks if m.keys)
 
     def measure() -> Report:
@@ -141,15 +140,17 @@ def probe_senses(request: ProbeArguments, settings: SensesSettings) -> ProbeResu
 
 def _divided(
     sentences: Sequence[SenseSentence], train_path: Path, test_paths: Sequence[Path], settings: SensesSettings
-) -> tuple[list[SenseSentence], dict[str, list[SenseSentence]]]:
-    """Sentences with examples, and the sentences of each test file by its name."""
+) -> tuple[list[SenseSentence], Sequence[SenseSentence], dict[str, list[SenseSentence]]]:
+    """Sentences with examples, those in which the back-off counts senses, and those of each test file by its name."""
     draw = Draw(settings.seed, settings.kind)
     most = settings.sentences or len(sentences)
     if test_paths:
-        tests = {path.name.removesuffix(DATA).partition(".")[0]: read_senses(path) for path in test_paths}
-        return drawn(sentences, most, draw, "train"), tests
-    train, test = train_and_test(sentences, None, most, len(sentences), draw)
-    return train, {f"{train_path.name.partition('.')[0]} (held out)": test}
+        names = [path.name.removesuffix(DATA).partition(".")[0] for path in test_paths]
+        shown = [name if names.count(name) == 1 else str(path) for name, path in zip(names, test_paths, strict=True)]
+        tests = {name: read_senses(path) for name, path in zip(shown, test_paths, strict=True)}
+        return drawn(sentences, most, draw, "train"), sentences, tests
+    whole, test = train_and_test(sentences, None, len(sentences), len(sentences), draw)
+    return drawn(whole, most, draw, "train"), whole, {f"{train_path.name.partition('.')[0]} (held out)": test}
 
 
 def _occurrences(word: str, sentences: Sequence[SenseSentence], encoder: TextEncoder) -> Marks:
@@ -221,7 +222,7 @@ def _result(
         answers = knn_answers(tests, trains, tables, senses, sorted(set(settings.ks)), capped=settings.capped)
         alone[name] = {k: sense_scores(gold, found) for k, found in answers.items()}
         with_back_off[name] = {k: sense_scores(gold, backed_off(found, others)) for k, found in answers.items()}
-    return TestResult(Path(tested.name).name, alone, with_back_off, sense_scores(gold, others))
+    return TestResult(tested.name, alone, with_back_off, sense_scores(gold, others))
 
 
 def _picture(word: str, marks: Marks, store: StateStore, seed: int) -> WordPicture:

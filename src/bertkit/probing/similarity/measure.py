@@ -31,14 +31,15 @@ _NOISE = 1e-12
 
 
 def main_directions(x_NP: Tensor, variance: float) -> Tensor:
-    """Left singular vectors of the centred columns that explain this share of the variance, at least one: (n, K)."""
+    """Left singular vectors of the centred columns that explain this share of the variance, (n, K); none if all columns
+    are constant."""
     left_NK: Tensor
     left_NK, values_K, _ = torch.linalg.svd(centred(x_NP), full_matrices=False)
     real = int((values_K > _NOISE * values_K[0]).sum())
     share_K = torch.cumsum(values_K[:real].square(), 0) / values_K[:real].square().sum()
     # Rounding must not add a direction after the one that reaches the share.
     kept = int((share_K < variance - _NOISE).sum()) + 1
-    return left_NK[:, : max(1, min(kept, real))]
+    return left_NK[:, : min(kept, real)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -38,7 +38,7 @@ class StructureSettings(ProbeSettings):
     )
     test_sentences: int = Field(500, ge=1, description="Number of test sentences, drawn at random.")
     rank: int = Field(64, ge=1, description="Rank of the probes in all layers; at most the model's width.")
-    ranks: list[int] = Field(
+    ranks: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list, description="Rank to try on the best layer (default: powers of two up to --rank)."
     )
     training: ProbeTraining = Field(default_factory=ProbeTraining, description="How each probe is trained.")

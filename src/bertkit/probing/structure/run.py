@@ -17,7 +17,7 @@ import torch
 
 from bertkit.arrays import Float64Array
 from bertkit.data.random import Draw
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import (
@@ -126,6 +126,11 @@ def _bank(
     order = np.argsort(draw.uniform("stop", sample=np.arange(len(train_pairs))), kind="stable").tolist()
     pairs = [*(train_pairs[number] for number in order), *test_pairs]
     trees = [GoldTree.of(example.heads, np.array([tag != "PUNCT" for tag in example.tags])) for example, _ in pairs]
+    if not any(tree.edges for tree in trees[len(train_pairs) :]):
+        raise DataError(
+            f"{test_path or path}: no edge between words other than punctuation in {len(test_pairs)} test sentence(s);"
+            " raise --test-sentences"
+        )
     return TreebankSplits(pairs, trees, len(train_pairs) - held_out, held_out), encoder
 
 
