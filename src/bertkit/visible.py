@@ -38,6 +38,11 @@ def visible_document(text: str) -> str:
     return "\n".join(visible(line) for line in text.split("\n"))
 
 
+def visible_columns(text: str) -> str:
+    """The same for a line of columns that tabs separate; the tabs are unchanged."""
+    return "\t".join(map(visible, text.split("\t")))
+
+
 def visible_json(text: str) -> str:
     """A JSON text with the same value in which those characters are JSON escapes: `\\u009b`."""
     return _OUTSIDE_ASCII.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

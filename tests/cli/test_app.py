@@ -9,13 +9,15 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
 from bertkit import __version__, errors
 from bertkit.cli import app as app_module
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Common, Data, Output, RecipeName, Resume
+from bertkit.cli.options import Common, Data, Measuring, Output, RecipeName, Resume
 
 HEAVY = {"torch", "datasets", "tokenizers", "transformers", "pydantic", "numpy", "yaml", "huggingface_hub"}
 
@@ -232,6 +234,34 @@ def test_a_reader_that_leaves_early_is_no_bug(tmp_path: Path) -> None:
     assert done.returncode == 141
 
 
+def test_a_help_page_whose_reader_leaves_is_no_failure() -> None:
+    command = f"{sys.executable} -m bertkit finetune --help | (read -r line); exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_has_closed_are_no_bug(closed: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m bertkit recipes list --json {closed}"], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) is (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_the_end_of_a_file_is_no_interruption(bertkit, play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def reading() -> None:
+        """Read."""
+        raise EOFError("Ran out of input")
+
+    play(reading)
+    outcome = bertkit("play")
+    assert outcome.code == 1
+    assert "a bug in bertkit: EOFError: Ran out of input" in outcome.stderr
+
+
 def test_result_goes_to_stdout_and_messages_to_stderr(bertkit, play) -> None:
     def working(*, common: Output) -> None:
         """Work."""
@@ -300,11 +330,40 @@ def test_resume_takes_a_run_or_none_and_data_takes_many(bertkit, play, arguments
     assert outcome.stdout == f"{expected!r}\n"
 
 
+def test_several_files_for_a_command_that_reads_one_are_refused(bertkit, play, tmp_path: Path) -> None:
+    def scoring(data: Annotated[Path, typer.Option("--data", help="A table.")], *, common: Common) -> None:
+        """Score."""
+        result(data)
+
+    play(scoring)
+    assert bertkit("play", "--data", "a.csv").stdout == "a.csv\n"
+    outcome = bertkit("play", "--data", "a.csv", "b.csv")
+    assert outcome.code == 2
+    assert "--data: takes one file here, but 2 are given: a.csv, b.csv" in outcome.stderr
+
+
+def test_a_tilde_is_the_home_directory_behind_an_equals_sign_too(
+    bertkit, play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BERTKIT_RUNS", "~/mine")
+
+    def writing(text: Annotated[str, typer.Argument()], *, common: Measuring) -> None:
+        """Write."""
+        result(f"{common.run_dir} {text} {common.argument_fields()['runs_root']}")
+
+    play(writing)
+    done = bertkit("play", "--run-dir=~/a", "--", "--text=~/b")
+    assert done.stdout == f"{tmp_path / 'a'} --text=~/b {tmp_path / 'mine'}\n", done.stderr
+
+
 def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> None:
     def complete(line: str) -> str:
         words = len(line.split(" ")) - 1
         env = {**os.environ, "_BERTKIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(words)}
-        return bertkit_process(env=env).stdout
+        done = bertkit_process(env=env)
+        assert done.stderr == ""
+        return done.stdout
 
     assert complete("bertkit rec").split() == ["recipes"]
     assert complete("bertkit recipes l").split() == ["list"]
@@ -312,3 +371,5 @@ def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> No
     assert complete("bertkit eval bli").split() == ["blimp"]
     assert complete("bertkit eval blimp --onl").split() == ["--only"]
     assert complete("bertkit eval mlm --pseudo").split() == ["--pseudo-sequences"]
+    for line in ("bertkit runs show /tmp/x", "bertkit runs show [", "bertkit recipez list --j"):
+        assert complete(line).strip() == ""

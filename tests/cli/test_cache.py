@@ -41,6 +41,23 @@ def test_info_counts_each_kind(cache: Path, bertkit: Bertkit) -> None:
     assert "token shards of texts" in shown.stderr
 
 
+def test_files_that_a_run_removes_meanwhile_are_no_fault(
+    cache: Path, bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    glob = Path.glob
+
+    def glob_and_lose(path: Path, pattern: str) -> Any:
+        found = list(glob(path, pattern))
+        for each in found:
+            if each.name == "values.bin":
+                each.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "glob", glob_and_lose)
+    done = bertkit("cache", "info")
+    assert done.code == 0, done.stderr
+
+
 def test_clear_deletes_the_kinds_that_are_named(cache: Path, bertkit: Bertkit) -> None:
     assert "would delete 2 entries, 3.0 kB" in bertkit("cache", "clear", "shards", "--dry-run").stdout
     assert (cache / "shards" / "a").exists()

@@ -41,6 +41,8 @@ def test_a_user_s_own_table_comes_out_as_a_document(bertkit: Bertkit, place: Pat
     assert json.loads((Path(document["run"]) / "run.json").read_text())["kind"] == "distill"
     again = bertkit("distill", "--resume", document["run"], "--json")
     assert json.loads(again.stdout)["results"] == document["results"]
+    data = bertkit("distill", "--resume", document["run"], *OWN)
+    assert (data.code, "--train, --dev, --text, --label: the resumed run has its own" in data.stderr) == (2, True)
     other = bertkit("distill", "--resume", document["run"], "--teacher", "other", "--control")
     assert other.code == 2
     assert "--teacher, --control: the resumed run has its own" in " ".join(other.stderr.split())

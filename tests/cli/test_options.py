@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from typer.testing import CliRunner
 
 from bertkit.cli.commands import built
+from bertkit.cli.embed import VectorOptions
 from bertkit.cli.eval import SUITES
 from bertkit.cli.generated_options import FromField, Options, spelled, typer_signature
 from bertkit.cli.options import (
@@ -24,11 +25,13 @@ from bertkit.cli.options import (
     Output,
     Seed,
     Training,
+    batch_tokens_of,
     given_flags,
     recipe_overrides,
     set_overrides,
 )
 from bertkit.errors import UsageError
+from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.recipe.resolve import Override
 from bertkit.settings import Settings
 
@@ -203,6 +206,7 @@ def test_help_default_range_and_choices_are_the_fields_own() -> None:
         (["--layers", "1,-1"], "--layers: expected a value greater than or equal to 0, got -1"),
         (["--layers", "1,x"], '--layers: expected a whole number, got "x"'),
         (["--tokens", "many"], "--tokens: "),
+        (["--tokens", "1" * 1001], "--tokens: a number of 1,001 digits"),
         (["--rank", "101", "--norm", "l1"], "a rank above 100 goes with norm l2"),
     ],
 )
@@ -271,6 +275,7 @@ def test_given_options_are_named_as_the_user_writes_them() -> None:
         task: str | None = None
 
     assert given_flags(Given(data_dir="x")) == ["--data-dir"]
+    assert {"--seed", "--max-minutes"} <= set(given_flags(Training(seed=0, max_minutes=0.0)))
 
 
 def test_a_measurement_gets_the_environments_runs_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +296,23 @@ def test_help_of_a_command_imports_no_torch(command: str) -> None:
     arguments = [sys.executable, "-c", program, *command.split(), "--help"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 False"
+
+
+@pytest.mark.parametrize("given", ["many", "1.5", 0])
+def test_tokens_of_a_batch_that_make_no_sense_are_reported_by_their_option(given: int | str) -> None:
+    for use in (lambda: batch_tokens_of(given), lambda: Measuring(batch_tokens=given).argument_fields()):  # type: ignore[arg-type]  # as typed
+        with pytest.raises(UsageError, match=r"^--batch-tokens: ") as caught:
+            use()
+        assert "pydantic" not in str(caught.value)
+    assert [batch_tokens_of(each) for each in (None, "auto", 5)] == [None, None, 5]
+
+
+def test_numbers_beyond_all_bounds_are_reported_by_their_name() -> None:
+    with pytest.raises(UsageError, match="truncate is larger than"):
+        _ = VectorOptions(truncate=10**20).settings
+    with pytest.raises(UsageError, match="micro_batch_tokens is larger than"):
+        batch_tokens_of(10**20)
+    assert VectorOptions(truncate=3, normalise=True).settings == EmbedSettings(truncate=3, normalise=True)
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune", "study"])

@@ -210,17 +210,30 @@ def test_columns_come_out_as_columns(trained: Trained, piped: Bertkit, tmp_path:
     tagged = "-DOCSTART- -X- O O\n\nthe DT O O\nfine JJ O B-X\n\ncat NN O O\n"
     assert piped("", file, "--model", run).stdout == tagged
     assert piped(text, "--model", run, "--format", "conll").stdout == tagged
+    tabs = piped(text.replace(" ", "\t"), "--model", run, "--format", "conll")
+    assert tabs.stdout == tagged.replace(" ", "\t")
     rows = lines_of(piped("", file, "--model", run, "--json").stdout)
     assert [(row["id"], row["words"], row["prediction"]) for row in rows] == [
         ("0", ["the", "fine"], ["O", "B-X"]),
         ("1", ["cat"], ["O"]),
     ]
+    named = piped("", file, "--model", run, "--text", "word")
+    assert (named.code, "--text word: the input is read as conll" in named.stderr) == (2, True), named.stderr
     refused = piped("", file, "--model", trained.of("classification")[0])
     assert refused.code == 2
     assert "conll is for tagging models, this model is for classification" in refused.stderr
     ragged = piped("a O\nb\n", "--model", run, "--format", "conll")
     assert ragged.code == 3
     assert "stdin, line 2: 1 columns ('b'), expected 2" in ragged.stderr
+
+
+def test_conllu_comes_out_as_conllu(trained: Trained, piped: Bertkit) -> None:
+    def lines(*tags: str) -> str:
+        words = enumerate(zip(("the", "fine\x1b", "cat"), tags, strict=True), start=1)
+        return "".join("\t".join([str(n), word, "_", tag, *"______"]) + "\n" for n, (word, tag) in words) + "\n"
+
+    found = piped(lines("_", "_", "_"), "--model", trained.of("tagging")[0], "--format", "conllu")
+    assert found.stdout == lines("O", "B-X", "O").replace("\x1b", "\\x1b"), found.stderr
 
 
 def test_documents_of_a_file_are_not_divided(trained: Trained) -> None:
@@ -261,6 +274,8 @@ def test_a_question_is_asked_of_a_file_of_text(trained: Trained, piped: Bertkit,
     (official,) = lines_of(piped("", tmp_path / "questions.json", "--model", run).stdout)
     assert official["id"] == row["id"]
     assert [each["text"] for each in official["answers"]] == [each["text"] for each in expected["answers"]]
+    both = piped("", tmp_path / "questions.json", "--model", run, "--question", "who?")
+    assert (both.code, "has its own questions" in both.stderr) == (2, True), both.stderr
     refused = piped("a\n", "--model", trained.of("tagging")[0], "--question", "who?")
     assert refused.code == 2
     assert "--question: " in refused.stderr
@@ -340,6 +355,11 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
         (2, "--max-length 99: ", ["-", "--model", run, "--max-length", "99"]),
         (2, "--format parquet", ["-", "--model", run, "--format", "parquet"]),
         (2, "--text body: the input is read as document", ["-", "--model", run, "--text", "body", *document]),
+        (
+            2,
+            "--delimiter: stdin is read as text, which has no",
+            ["--format", "text", "--model", run, "--delimiter", ";"],
+        ),
         (3, "./nowhere: does not exist", ["-", "--model", "./nowhere"]),
     ]
     for code, told, words in cases:

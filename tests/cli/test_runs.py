@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,21 @@ def test_list_for_people_is_one_line_per_run_that_begins_with_its_id(
     assert "2 runs" in said.err
 
 
+def test_the_list_has_the_local_time(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = json.loads((runs / "electra-01234567" / "run.json").read_text())["started"]
+    monkeypatch.setenv("TZ", "UTC-05:30")
+    time.tzset()
+    try:
+        assert bertkit(["runs", "list"]) == 0
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+    there = datetime.fromisoformat(started) + timedelta(hours=5, minutes=30)
+    assert f"{there:%Y-%m-%d %H:%M}" in capsys.readouterr().out.splitlines()[0]
+
+
 def test_the_list_fits_the_terminal(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +92,14 @@ def test_the_list_fits_the_terminal(
         (
             {"tasks": {"rte": {"accuracy": {"mean": 0.5, "std": 0.0125, "n": 3}}}, "primary": "accuracy"},
             "rte accuracy 0.5000 ± 0.0125 (3 seeds)",
+        ),
+        (
+            {
+                "tasks": {"rte": {"accuracy": {"mean": 0.5, "std": 0.0125, "n": 3}}},
+                "primary": "accuracy",
+                "chosen": {"fold": 1},
+            },
+            "rte accuracy 0.5000 ± 0.0125 (3 folds)",
         ),
         ({"suite": "glue", "average": 0.25, "tasks": {}}, "average 0.2500"),
         ({"held_out": {"loss": 2.5}}, "held-out loss 2.5"),
@@ -97,7 +121,7 @@ def test_delete_takes_names_or_a_status(
     assert bertkit(["runs", "delete", "electra-01234567"]) == 2
     assert "--yes" in capsys.readouterr().err
     assert bertkit(["runs", "delete", "--status", "stopped", "--older-than", "1", "--yes"]) == 0
-    assert "deleting runs: 0, 0 B" in capsys.readouterr().out
+    assert "deleted runs: 0, 0 B" in capsys.readouterr().out
     assert bertkit(["runs", "delete", "--status", "stopped", "--yes"]) == 0
     assert [path.name for path in runs.iterdir()] == ["bert-tiny-01234567"]
     assert bertkit(["runs", "delete", "electra-01234567", "--yes"]) == 3
@@ -105,7 +129,7 @@ def test_delete_takes_names_or_a_status(
 
 def test_a_run_named_twice_is_deleted_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bertkit(["runs", "delete", "electra-01234567", str(runs / "electra-01234567"), "--yes"]) == 0
-    assert "deleting runs: 1, " in capsys.readouterr().out
+    assert "deleted runs: 1, " in capsys.readouterr().out
 
 
 def test_prune_deletes_checkpoints_of_finished_runs_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +140,44 @@ def test_prune_deletes_checkpoints_of_finished_runs_alone(runs: Path, capsys: py
     assert not Path(pruned["path"]).exists()
     assert sorted(path.name for path in (runs / "electra-01234567").rglob("*")) == kept
     assert bertkit(["runs", "verify", "bert-tiny-01234567"]) == 0
+
+
+def test_prune_reaches_runs_in_finished_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = runs / "bert-tiny-01234567"
+    inner = finished_run(suite / "runs").path
+    deepest = finished_run(inner / "runs").path
+    unfinished = finished_run(runs / "electra-01234567" / "runs").path
+    assert bertkit(["runs", "prune", "--yes", "--json"]) == 0
+    pruned = {Path(each["path"]).parent for each in json.loads(capsys.readouterr().out)["paths"]}
+    assert pruned == {suite, inner, deepest}
+    assert not any((each / "checkpoints").exists() for each in pruned)
+    assert (unfinished / "checkpoints").exists()
+    assert bertkit(["runs", "verify", str(inner)]) == 0
+
+
+@pytest.mark.parametrize("command", [["delete", "bert-tiny-01234567"], ["prune"]])
+def test_nothing_is_told_as_deleted_before_it_is(
+    runs: Path, command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refused)
+    assert bertkit(["runs", *command, "--yes"]) == 3
+    assert capsys.readouterr().out == ""
+    assert bertkit(["runs", *command, "--yes", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["code"] == 3
+
+
+def test_a_run_with_the_model_of_another_is_kept(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = runs / "electra-01234567"
+    (suite / "model").symlink_to(runs / "bert-tiny-01234567" / "model")
+    for words in (["bert-tiny-01234567"], ["--status", "done"]):
+        assert bertkit(["runs", "delete", *words, "--yes"]) == 2
+        assert f"contains the model of {suite}, which links to it" in capsys.readouterr().err
+    assert (suite / "model" / "config.json").exists()
+    assert bertkit(["runs", "delete", "bert-tiny-01234567", suite.name, "--yes"]) == 0
+    assert list(runs.iterdir()) == []
 
 
 def test_no_runs_is_an_empty_list(
@@ -145,6 +207,7 @@ def test_show_takes_an_id_or_a_path_and_ends_with_the_path(
     assert bertkit(["runs", "show", name if by_id else str(runs / name)]) == 0
     said = capsys.readouterr()
     assert said.out == f"{runs / name}\n"
+    assert "bertkit pretrain bert-tiny" in said.err
     for part in ("done", "finished", "step-00000005", "held_out.masked_accuracy", "d" * 64):
         assert part in said.err
 

@@ -57,6 +57,14 @@ def test_an_existing_tokenizer_gives_the_same_ids_for_other_text(bertkit: Comman
     assert first.tokens_between(0, first.tokens).tolist() == second.tokens_between(0, second.tokens).tolist()
 
 
+def test_words_are_added_to_an_existing_vocabulary(bertkit: Command, text: Path, tmp_path: Path) -> None:
+    bertkit("tokenize", text, "--out", tmp_path / "first", "--vocab-size", "90")
+    added = ("--tokenizer", tmp_path / "first", "--add-tokens", "3", "--added-frequency", "2")
+    done = bertkit("tokenize", text, "--out", tmp_path / "second", *added, "--json")
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout)["vocab_size"] == 93
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -64,6 +72,7 @@ def test_an_existing_tokenizer_gives_the_same_ids_for_other_text(bertkit: Comman
         (["{text}", "--vocab-size", "7"], 2, "give at least"),
         (["{text}", "--tokenizer", "nowhere/at/all"], 3, "tokenizer not found"),
         (["{text}", "--tokenizer", "x", "--vocab-size", "300"], 2, "--tokenizer takes an existing vocabulary"),
+        (["{text}", "--tokenizer", "x", "--added-frequency", "3"], 2, "--tokenizer takes an existing vocabulary"),
         (["{text}", "--train", "sentencepiece"], 2, "wordpiece"),
         (["{void}"], 3, "empty"),
         (["builtin:pydoc"], 2, "builtin:pydocs"),

@@ -91,3 +91,5 @@ def test_missing_models_and_texts_are_named(teacher: Path, bertkit: Command) -> 
     done = bertkit("show-batch", NAME)
     assert done.code == 2
     assert "trains nothing" in done.stderr
+    ignored = bertkit("distill", NAME, "--teacher", "t", "--jobs", "2", "--seed", "0")
+    assert (ignored.code, "--jobs, --seed: the recipe makes a table" in ignored.stderr) == (2, True), ignored.stderr

@@ -279,6 +279,9 @@ def test_the_command_gives_the_document_of_the_contract_and_a_run_to_compare(
     (comparison,) = [each for each in json.loads(compared.stdout)["comparisons"] if each["split"] == "dev"]
     assert comparison["score_b"] == pytest.approx(document["tasks"]["mood"]["accuracy"]["mean"])
     assert bertkit("eval", "ensemble", tmp_path / "none").code == 3
+    for twice in ((paths[0], paths[1], paths[0]), (moods.run.path, paths[0])):
+        refused = bertkit("eval", "ensemble", *twice)
+        assert (refused.code, f"{paths[0].name}: is given twice" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_labels_of_an_ensemble_are_those_above_the_tuned_thresholds(place: Place, tmp_path: Path) -> None:

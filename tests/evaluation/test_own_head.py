@@ -108,6 +108,17 @@ def test_a_head_in_another_order_gives_the_same_answers(tmp_path: Path, data: Pa
     assert len({line["prediction"] for line in said[0]}) > 1
 
 
+def test_settings_that_a_models_own_head_leaves_unread_are_told(
+    tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = labelled(tmp_path / "m", "not_entailment", "entailment")
+    with caplog.at_level(logging.WARNING):
+        evaluated(model, data, "rte")
+        assert "no effect" not in caplog.text
+        evaluated(model, data, "rte", overrides=tuple(parsed(["lr=1e-4"])))
+    assert "settings and seeds of fine-tuning have no effect" in caplog.text
+
+
 def test_names_of_the_hubs_copy_stand_for_the_official_ones(tmp_path: Path, data: Path) -> None:
     found = evaluated(labelled(tmp_path / "m", "acceptable", "unacceptable"), data, "cola")
     lines = (found.run.path / "predictions" / "cola-dev.jsonl").read_text().splitlines()

@@ -116,6 +116,22 @@ def test_tune_tries_the_usual_settings_and_keeps_the_best(
     assert json.loads(resumed.stdout)["results"] == results
 
 
+def test_what_set_fixes_is_not_searched_and_what_a_suite_replaces_is_told(
+    bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = write_reviews(tmp_path)
+    fixed = ["--set", "optimisation.learning_rate=1e-4", "--set", "epochs=1", "--batch", "16"]
+    refused = bertkit("tune", *options, *fixed, "--plan")
+    assert (refused.code, "nothing to search" in refused.stderr) == (2, True), refused.stderr
+    grid = ["--grid", "lr=1e-5,2e-5", "--seeds", "0-1", "--epochs", "1", "--plan", "--json"]
+    told = bertkit("finetune", *options, *grid, "--lr", "3e-5", "--seed", "7")
+    assert told.code == 0, told.stderr
+    for option, by in (("--lr", "--grid lr"), ("--seed", "--seeds")):
+        assert f"warning: {option} has no effect: {by} gives the values" in told.stderr
+    assert "has no effect" not in bertkit("finetune", *options, *grid).stderr
+
+
 def test_a_range_without_trials_is_refused_before_anything_is_trained(
     bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

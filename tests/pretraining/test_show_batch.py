@@ -61,6 +61,8 @@ def test_a_run_shows_what_its_recipe_shows(bertkit: Bertkit, home: Path) -> None
     trained = bertkit("pretrain", home / "tiny.yaml", "--data", home / "text.txt", "--run-dir", run, "--max-minutes", 0)
     assert trained.code == 75
     (home / "text.txt").rename(home / "moved.txt")  # the run's shards are enough
+    refused = bertkit("show-batch", run, "--seed", 0, "--set", "seed=3", "--data", home / "text.txt")
+    assert (refused.code, "--data, --set, --seed: a run is shown with its own" in refused.stderr) == (2, True)
     done = bertkit("show-batch", run, "--step", 2, "--json")
     (home / "moved.txt").rename(home / "text.txt")
     assert done.code == 0, done.stderr

@@ -159,10 +159,21 @@ def test_a_stopped_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-def test_the_commands_of_a_translator(learnt: Path, bertkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_commands_of_a_translator(
+    learnt: Path, bertkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pairs = write_pairs(tmp_path / "test.tsv", 12, seed=9)
-    scored = bertkit("eval", "translation", "--model", learnt, "--data", pairs, "--run-dir", tmp_path / "e", "--json")
+    tokens: list[int] = []
+
+    def written(*given: Any, batch_tokens: int, **more: Any) -> Any:
+        tokens.append(batch_tokens)
+        return write_targets(*given, batch_tokens=batch_tokens, **more)
+
+    monkeypatch.setattr("bertkit.evaluation.translation.write_targets", written)
+    place = ("--data", pairs, "--run-dir", tmp_path / "e")
+    scored = bertkit("eval", "translation", "--model", learnt, *place, "--batch-tokens", "50", "--json")
     assert scored.code == 0, scored.stderr
+    assert tokens == [50]
     document = json.loads(scored.stdout)
     assert document["average"] == document["tasks"]["translation"]["bleu"]["mean"] > 0.8
     lines = (tmp_path / "e" / "predictions" / "translation.jsonl").read_text().splitlines()

@@ -95,6 +95,8 @@ def test_a_run_alone_has_its_page_in_its_directory_and_is_still_verified(bertkit
     run = finished_run(tmp_path / "runs")
     done = bertkit("report", run.path, "--json")
     assert json.loads(done.stdout) == {"report": str(run.path / "report.html"), "runs": [str(run.path)]}
+    again = bertkit("report", run.path, tmp_path / "runs" / ".." / "runs" / run.id, "--json")
+    assert again.stdout == done.stdout
     found = Page((run.path / "report.html").read_text())
     assert found.row("status") == ["done"]
     assert bertkit("runs", "verify", run.path).code == 0

@@ -62,6 +62,16 @@ def test_a_run_that_is_being_written_is_refused(tmp_path: Path) -> None:
     assert list(run.checkpoints.glob("step-*"))
 
 
+def test_a_run_in_which_another_is_being_written_is_refused(tmp_path: Path) -> None:
+    suite = finished_run(tmp_path / "runs")
+    inner = finished_run(suite.path / "runs")
+    with inner.recording(["bertkit"]), pytest.raises(UsageError, match="is writing this run"):
+        delete_run(RunDirectory.open(suite.path))
+    assert inner.model.exists()
+    delete_run(RunDirectory.open(suite.path))
+    assert not suite.path.exists()
+
+
 def test_a_finished_run_without_checkpoints_is_still_whole(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "runs")
     delete_checkpoints(run)

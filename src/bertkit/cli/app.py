@@ -162,12 +162,18 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         return _report(error)
     except TyperException as error:
         return _report_usage(error)
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort as abort:
+        if isinstance(abort.__cause__, EOFError):  # which typer takes for the end of the user's input
+            return _report_bug(abort.__cause__)
+        code = INTERRUPTED
+    except KeyboardInterrupt:
         code = INTERRUPTED
     except (ClosedOutputError, BrokenPipeError):
-        # The rest of the output has nowhere to go, including Python's own flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED_OUTPUT, None
+        return _leave_output()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # after which typer and rich end the process
+            raise
+        return _leave_output()
     except OSError as error:
         if error.errno not in _MACHINE_ERRORS:
             return _report_bug(error)
@@ -199,6 +205,13 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     return code if isinstance(code, int) else 0, None
 
 
+def _leave_output() -> tuple[int, None]:
+    """The reader of stdout has closed it: the rest of the output has nowhere to go, including Python's own flush at
+    exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return CLOSED_OUTPUT, None
+
+
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether `--json` is among the options, even if they could not be parsed."""
     words = list(arguments)
@@ -215,11 +228,20 @@ def _is_unicode(text: str) -> bool:
 
 def main() -> None:
     """The console entry point."""
+    _open_closed_streams()
     limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     leave(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of the standard streams that the caller has closed (`>&-`), so that what is printed is
+    discarded, and no file of the run gets the number of such a stream, to which libraries write."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for the whole process)
 
 
 def one_value_each(arguments: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -74,7 +75,7 @@ def clear(
     kinds: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND]...",
+            metavar="KIND",
             show_default=False,
             help="Kinds of cached results, as listed by `cache info` (default: all).",
         ),
@@ -122,7 +123,11 @@ def _entries(directory: Path) -> list[_Entry]:
 
 
 def _written(path: Path) -> float:
-    return max(each.lstat().st_mtime for each in (path, *path.glob("*")))
+    found = [0.0]
+    for each in (path, *path.glob("*")):
+        with suppress(FileNotFoundError):  # a process that is writing there has just removed or renamed it
+            found.append(each.lstat().st_mtime)
+    return max(found)
 
 
 def _date(entries: list[_Entry]) -> str:

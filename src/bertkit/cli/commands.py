@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -83,7 +84,7 @@ class CommandGroup(TyperGroup):
             if name not in self.commands:
                 self.commands[name] = built(self.load(name), name)
             return name, self.commands[name], args[1:]
-        if not args[0].startswith("-"):
+        if not args[0].startswith("-") and not ctx.resilient_parsing:  # as while the shell completes a line
             names = self.list_commands(ctx)
             near = get_close_matches(args[0], names, n=1)
             hint = f"did you mean `{self.path} {near[0]}`?" if near else f"one of: {', '.join(names)}"
@@ -92,7 +93,8 @@ class CommandGroup(TyperGroup):
 
 
 class RenamedOptions(TyperCommand):
-    """A command that still accepts the former names of its options."""
+    """A command that still accepts the former names of its options, and for which `--option=~/path` is in the home
+    directory, as `--option ~/path` is for a shell."""
 
     renamed: Mapping[str, str] = MappingProxyType({})
     """Each former name and its new name."""
@@ -104,10 +106,23 @@ class RenamedOptions(TyperCommand):
             if name in self.renamed:
                 console.warn(f"{name} is now called {self.renamed[name]}")
                 word = f"{self.renamed[name]}{equals}{value}"
+            if name.startswith("--") and value.startswith("~/") and "--" not in found:
+                word = f"{word.partition('=')[0]}={os.path.expanduser(value)}"
             found.append(word)
         if not ctx.resilient_parsing:
+            self._refuse_further_data(ctx, found)
             self._refuse_empty_names(ctx, found)
         return super().parse_args(ctx, found)
+
+    def _refuse_further_data(self, ctx: Any, words: list[str]) -> None:
+        """Raises:
+        UsageError: several values of `--data`, as from a glob, for a command that reads one file.
+        """
+        options = words[: words.index("--") if "--" in words else None]
+        given = [word.removeprefix("--data=") for word in options if word.startswith("--data=")]
+        takes_one = any("--data" in each.opts and not each.multiple for each in self.get_params(ctx))
+        if takes_one and len(given) > 1:
+            raise UsageError(f"--data: takes one file here, but {len(given)} are given: {', '.join(given)}")
 
     def _refuse_empty_names(self, ctx: Any, words: list[str]) -> None:
         """Raises:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from bertkit.errors import UsageError
-from bertkit.visible import visible, visible_document, visible_json, visible_lines
+from bertkit.visible import visible, visible_columns, visible_document, visible_json, visible_lines
 
 if TYPE_CHECKING:
     import rich.console
@@ -376,7 +376,14 @@ def jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def result(value: object, *, as_json: bool = False, as_document: bool = False, stream: TextIO | None = None) -> None:
+def result(
+    value: object,
+    *,
+    as_json: bool = False,
+    as_document: bool = False,
+    as_columns: bool = False,
+    stream: TextIO | None = None,
+) -> None:
     """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`.
 
     Terminal control characters are escaped, see `bertkit.visible`; in JSON the value is unchanged.
@@ -385,6 +392,7 @@ def result(value: object, *, as_json: bool = False, as_document: bool = False, s
         value: the result.
         as_json: as JSON.
         as_document: as text of several lines.
+        as_columns: as one line of columns that tabs separate.
         stream: replaces stdout.
 
     Raises:
@@ -395,7 +403,8 @@ def result(value: object, *, as_json: bool = False, as_document: bool = False, s
     if as_json:
         text = visible_json(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False))
     else:
-        text = (visible_document if as_document else visible)(str(value).rstrip("\n"))
+        safe = visible_document if as_document else visible_columns if as_columns else visible
+        text = safe(str(value).rstrip("\n"))
     try:
         out.write(text.rstrip("\n") + "\n")
         out.flush()

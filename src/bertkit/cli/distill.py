@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from bertkit.cli.console import console, figure
-from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides
+from bertkit.cli.finetune import OwnData, Tasks, print_scores, task_overrides, warn_replaced
 from bertkit.cli.generated_options import Options
 from bertkit.cli.options import (
     Data,
@@ -80,15 +80,12 @@ def distill(
     `bertkit distill static-embeddings --teacher EMBEDDER`
     """
     with common.place(resume) as place:
-        source, resume = _recipe_or_run(recipe, place.resume, models)
+        of_data = [*(["--task"] if tasks.names else []), *given_flags(own)]
+        source, resume = _recipe_or_run(recipe, place.resume, [*given_flags(models), *of_data])
         way = _way_of(source)
         if way == "static":
-            unfit = [
-                *given_flags(tasks),
-                *given_flags(own),
-                *given_flags(hyperparameters),
-                *(["--data"] if data else []),
-            ]
+            unfit = [flag for each in (tasks, own, hyperparameters, side_by_side) for flag in given_flags(each)]
+            unfit += ["--data"] if data else []
             unfit += [flag for flag in given_flags(models) if flag != "--teacher"]
             _make_static(source, models, resume, unfit, common, place)
             return
@@ -115,11 +112,15 @@ def distill(
             _distil_on_task(shared | tasks.fields, tasks, own, common, place)
 
 
-def _recipe_or_run(recipe: str, resume: str | None, models: Models) -> tuple[str, str | None]:
+def _recipe_or_run(recipe: str, resume: str | None, given: Sequence[str]) -> tuple[str, str | None]:
     """The recipe's name or file, and the run to resume.
 
+    Args:
+        recipe, resume: as on the command line.
+        given: the options for models and data.
+
     Raises:
-        UsageError: neither is given, or a model is given for a run, which has its own.
+        UsageError: neither is given, or models or data are given for a run, which has its own.
     """
     if recipe:
         return recipe, resume
@@ -128,7 +129,7 @@ def _recipe_or_run(recipe: str, resume: str | None, models: Models) -> tuple[str
     from bertkit.run.find import run_to_resume
 
     run = run_to_resume(resume, runs_root(), "distill").path
-    if given := given_flags(models):
+    if given:
         raise UsageError(
             f"{', '.join(given)}: the resumed run has its own; leave it out, or also give the run's RECIPE"
         )
@@ -202,6 +203,7 @@ def _distil_on_task(
     from bertkit.finetuning.run import finetune
 
     request = DistillArguments(**shared, task=own.task_or(tasks.names), progress=console.progress)
+    warn_replaced(request)
 
     def show(finished: FinishedRun) -> None:
         print_scores(finished)

@@ -23,9 +23,12 @@ from bertkit.cli.options import (
     Model,
     ParallelRunOptions,
     Precision,
+    batch_tokens_of,
     given_flags,
     model_or_default,
     option,
+    recipe_overrides,
+    validated,
 )
 from bertkit.errors import UsageError
 from bertkit.progress import silent_progress
@@ -40,7 +43,7 @@ SETTINGS = "bertkit.inference.embed_settings:EmbedSettings"
 TextFile = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[FILE]",
+        metavar="FILE",
         show_default=False,
         help="Texts: plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or no FILE: stdin.",
     ),
@@ -74,17 +77,11 @@ class TextReadOptions(Options):
         return input_texts(self._rows(path, form, columns), columns)
 
     def _rows(self, path: Path | None, form: Any, columns: Any) -> RowsOrBad:
-        from bertkit.cli.options import recipe_overrides
         from bertkit.inference.predict_input import open_input
-        from bertkit.recipe.errors import validate
-        from bertkit.recipe.resolve import with_values
-        from bertkit.recipe.tree import Located
         from bertkit.tasks.readers.read_options import TableReadOptions
 
-        given = with_values(Located.of({}, "the options"), recipe_overrides(self))
-        return open_input(
-            path, sys.stdin.buffer, form, columns, validate(given, TableReadOptions, what="the command line")
-        )
+        reading = validated(TableReadOptions, recipe_overrides(self))
+        return open_input(path, sys.stdin.buffer, form, columns, reading)
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class Computing(Options):
             EngineConfig(
                 device=self.device or "auto",
                 precision=self.precision or "auto",
-                micro_batch_tokens=self.batch_tokens or "auto",
+                micro_batch_tokens=batch_tokens_of(self.batch_tokens) or "auto",
             )
         )
         directory = find_model(model, offline=offline)
@@ -150,10 +147,15 @@ class VectorOptions(Options):
 
     @property
     def settings(self) -> EmbedSettings:
-        """The given settings, with defaults for the others."""
-        from bertkit.inference.embed_settings import EmbedSettings
+        """The given settings, with defaults for the others.
 
-        return EmbedSettings(**{name: value for name, value in vars(self).items() if value is not None})
+        Raises:
+            UsageError: a value is not valid.
+        """
+        from bertkit.inference.embed_settings import EmbedSettings
+        from bertkit.recipe.resolve import Override
+
+        return validated(EmbedSettings, [*recipe_overrides(self), Override("normalise", self.normalise)])
 
 
 def embed(

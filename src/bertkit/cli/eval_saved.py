@@ -13,7 +13,8 @@ import typer
 
 from bertkit.cli.console import console, figure, result
 from bertkit.cli.options import Common, Output, RunDir, keep_log
-from bertkit.errors import CheckError
+from bertkit.errors import CheckError, UsageError
+from bertkit.files import shown_path
 from bertkit.run import runs_root
 
 
@@ -68,7 +69,7 @@ def ensemble(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...", help="Finished runs on one task; a suite stands for all runs of its chosen setting."
+            metavar="RUN", help="Finished runs on one task; a suite stands for all runs of its chosen setting."
         ),
     ],
     run_dir: RunDir = None,
@@ -76,11 +77,17 @@ def ensemble(
     common: Common,
 ) -> None:
     """Average the saved predictions of several runs, score them and write them: `bertkit eval ensemble RUN RUN RUN`"""
-    from bertkit.evaluation.ensemble import EnsembleArguments, evaluate_ensemble
+    from bertkit.evaluation.ensemble import EnsembleArguments, evaluate_ensemble, members_of
     from bertkit.run.find import find_run
 
+    found = [find_run(name, runs_root()) for name in runs]
+    members = [member.path.resolve() for run in found for member in members_of(run)]
+    if twice := next((path for path in members if members.count(path) > 1), None):
+        raise UsageError(
+            f"{shown_path(twice)}: is given twice, alone or in a suite, and would count double; name it once"
+        )
     request = EnsembleArguments(
-        runs=[find_run(name, runs_root()) for name in runs],
+        runs=found,
         runs_root=runs_root(),
         run_dir=run_dir,
         offline=common.offline,

@@ -21,7 +21,12 @@ def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a model directory or a run directory.")],
     to: Annotated[
         Path,
-        typer.Option("--to", metavar="DIR", show_default=False, help="Directory to write; replaces an earlier export."),
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            show_default=False,
+            help="Directory to write; replaces an earlier export (with --format static it must be new or empty).",
+        ),
     ],
     kind: Annotated[
         Literal["hf", "int8", "onnx", "static"],

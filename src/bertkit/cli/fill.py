@@ -11,7 +11,7 @@ from bertkit.cli.options import Common, Model, model_or_default
 
 
 def fill(
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts with [MASK] in place of words.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts with [MASK] in place of words.")],
     model: Model = None,
     top: Annotated[int, typer.Option("--top", metavar="K", min=1, help="Number of words to show per mask.")] = 5,
     *,
@@ -19,13 +19,17 @@ def fill(
 ) -> None:
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
     from bertkit.models.fill_mask import fill_masks
-    from bertkit.models.hub import find_model, load_model
+    from bertkit.models.hub import check_vocabulary, find_model, load_model
+    from bertkit.models.model_files import encoder_directory
     from bertkit.text.tokenizer_files import load_tokenizer
 
-    directory = find_model(model_or_default(model), offline=common.offline)
+    name = model_or_default(model)
+    directory = find_model(name, offline=common.offline)
     loaded, report = load_model(directory)
     console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
-    filled = fill_masks(loaded, load_tokenizer(directory), texts, top=top)
+    tokenizer = load_tokenizer(encoder_directory(directory), offline=common.offline)
+    check_vocabulary(loaded, tokenizer, source=name)
+    filled = fill_masks(loaded, tokenizer, texts, top=top)
     if common.as_json:
         result(filled, as_json=True)
         return

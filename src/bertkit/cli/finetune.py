@@ -32,13 +32,14 @@ from bertkit.cli.options import (
 from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.finetuning.inputs import CustomTask
     from bertkit.recipe.resolve import Override
     from bertkit.training.run import FinishedRun
 
 RecipeOrNone = Annotated[
     str,
-    typer.Argument(metavar="[RECIPE]", help="Recipe of kind finetune: a YAML file, or the name of a shipped recipe."),
+    typer.Argument(metavar="RECIPE", help="Recipe of kind finetune: a YAML file, or the name of a shipped recipe."),
 ]
 Model = Annotated[
     str | None,
@@ -253,18 +254,36 @@ def finetune(
             **tasks.fields,
             **common.argument_fields(place),
         )
+        warn_replaced(request)
         common.execute(place, request, plan=finetuning_plan, run=run_finetuning, show=print_scores)
 
 
 def task_overrides(own: OwnData, common: Training) -> list[Override]:
     """The recipe's fields that the options of training on a task replace, those of `--set` last."""
-    from bertkit.recipe.resolve import overrides_of
+    from bertkit.recipe.resolve import Override
 
-    values = {
-        "optimisation.steps": common.max_steps,
-        "data.predict": ["test"] if own.test else None,
-    }
-    return [*overrides_of({key: value for key, value in values.items() if value is not None}), *common.overrides]
+    values = [
+        ("optimisation.steps", common.max_steps, "--max-steps"),
+        ("data.predict", ["test"] if own.test else None, "--test"),
+    ]
+    return [*(Override(key, value, place) for key, value, place in values if value is not None), *common.overrides]
+
+
+def full_key(key: str) -> str:
+    """The recipe's key that a short or former one stands for."""
+    from bertkit.recipe.key_aliases import OF_TASKS
+    from bertkit.recipe.old_keys import new_key
+
+    return new_key(OF_TASKS.get(key, key))
+
+
+def warn_replaced(request: FinetuneArguments) -> None:
+    """Warn of settings on the command line that the seeds or the grid of a suite replace."""
+    replaced = {full_key(key): f"--grid {key}" for key in request.grid}
+    replaced |= {"seed": "--seeds"} if request.seeds else {}
+    for override in request.overrides:
+        if (by := replaced.get(full_key(override.key))) is not None:
+            console.warn(f"{override.place} has no effect: {by} gives the values; leave one of them out")
 
 
 def grid_values(options: list[str] | tuple[str, ...]) -> dict[str, list[str]]:

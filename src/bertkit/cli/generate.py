@@ -13,7 +13,16 @@ import typer
 
 from bertkit.cli.console import console, figure, result
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import COMMON_PANEL, BatchTokens, Common, Device, Model, model_or_default, option
+from bertkit.cli.options import (
+    COMMON_PANEL,
+    BatchTokens,
+    Common,
+    Device,
+    Model,
+    batch_tokens_of,
+    model_or_default,
+    option,
+)
 from bertkit.errors import DataError, UsageError
 from bertkit.generation.settings import GenerationSettings
 from bertkit.progress import silent_progress
@@ -32,7 +41,7 @@ STREAMED = (None, "greedy", "sample")
 def generate(
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", show_default=False, help="Texts to continue (default: an empty text)."),
+        typer.Argument(metavar="PROMPT", show_default=False, help="Texts to continue (default: an empty text)."),
     ] = None,
     file: Annotated[
         Path | None, option("--file", metavar="FILE", help="File with one prompt per line, also compressed; -: stdin.")
@@ -83,8 +92,10 @@ def generate(
     from bertkit.training.engine import resolve_engine
 
     texts = _prompts(prompts, file)
-    config = EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=batch_tokens or "auto")
-    engine = resolve_engine(config)
+    tokens = batch_tokens_of(batch_tokens)
+    engine = resolve_engine(
+        EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=tokens or "auto")
+    )
     loaded, tokenizer = _loaded(model_or_default(model), offline=common.offline)
     reads_source = loaded.encoder.config.is_encoder_decoder
     stream = _Stream("" if reads_source else texts[0]) if _can_stream(texts, settings) and not common.as_json else None
@@ -99,7 +110,7 @@ def generate(
             device=engine.device,
             on_text=None if stream is None else stream,
             progress=silent_progress if sys.stdout.isatty() else console.progress,
-            **({} if batch_tokens in (None, "auto") else {"batch_tokens": engine.micro_batch_tokens}),
+            **({} if tokens is None else {"batch_tokens": tokens}),
         )
     if quality:
         _add_quality(documents)

@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
+from bertkit.errors import UsageError
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -183,17 +185,24 @@ class _GeneratedOption:
         )
 
     def value(self, given: Any) -> Any:
-        """The given value as plain data of the field's type."""
+        """The given value as plain data of the field's type.
+
+        Raises:
+            UsageError: a number with too many digits.
+        """
         from bertkit.recipe.tree import plain_scalar
 
         kind, _ = self._item()
         if given is None:
             return None
-        if self.in_one_value:
-            parts = list(dict.fromkeys(part.strip() for part in given.split(",")))
-            return parts if kind is str else [plain_scalar(part) for part in parts]
-        if _is_union(kind):
-            return plain_scalar(given)
+        try:
+            if self.in_one_value:
+                parts = list(dict.fromkeys(part.strip() for part in given.split(",")))
+                return parts if kind is str else [plain_scalar(part) for part in parts]
+            if _is_union(kind):
+                return plain_scalar(given)
+        except ValueError as error:
+            raise UsageError(f"{self.flag}: {error}") from error
         return str(given) if isinstance(given, Path) else given
 
     def _item(self) -> tuple[Any, list[Any]]:

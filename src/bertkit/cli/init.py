@@ -18,7 +18,7 @@ from bertkit.visible import shell_word
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="Recipe file to write; its name becomes the run's name.")
+        Path, typer.Argument(metavar="FILE", help="Recipe file to write; its name becomes the run's name.")
     ] = Path("my-recipe.yaml"),
     source: Annotated[
         str,

@@ -47,6 +47,7 @@ def trained(request: Request, train: Callable[[Request], FinishedRun]) -> Finish
 
     Raises:
         typer.Exit: other processes did the work and ended with this exit code.
+        StoppedError: see `start_ranks`.
     """
     launch = TorchrunEnvironment.of_environment()
     if launch is None:
@@ -90,6 +91,9 @@ def start_ranks(count: int) -> int:
     """Run this command in this many processes on this machine and wait for them; returns the exit code.
 
     torchrun's agent starts them, forwards signals, and ends all of them if one ends.
+
+    Raises:
+        StoppedError: the first rank was killed, so it has not reported anything.
     """
     import logging
 
@@ -114,26 +118,32 @@ def start_ranks(count: int) -> int:
     with tempfile.TemporaryDirectory(prefix="bertkit-") as directory:
         exit_file = Path(directory) / "exit"
         os.environ[_EXIT_FILE] = str(exit_file)
+        killed = None
         try:
             launch_agent(config, sys.executable, ["-m", "bertkit", *sys.argv[1:]])
         except ChildFailedError as failed:
-            code = _code_of(failed)
+            code, killed = _end_of(failed)
         except SignalException as stopped:
             code = 128 + int(stopped.sigval)
         else:
             return 0
+        reported = None
         with suppress(OSError, ValueError):
-            code = int(exit_file.read_text(encoding="ascii"))
-        return code
+            reported = int(exit_file.read_text(encoding="ascii"))
+        if killed is None:
+            return code if reported is None else reported
+        if reported is None:
+            raise StoppedError(killed, "continue with --resume")
+        console.error(f"{killed}; continue with --resume")
+        return reported
 
 
-def _code_of(failed: Any) -> int:
-    """The exit code of the rank that failed first; that of a stopped run if the rank was killed."""
+def _end_of(failed: Any) -> tuple[int, str | None]:
+    """The exit code of the rank that failed first, and what killed it; that of a stopped run if it was killed."""
     rank, failure = failed.get_first_failure()
     if failure.exitcode >= 0:
-        return int(failure.exitcode)
+        return int(failure.exitcode), None
     number = -failure.exitcode
     with suppress(ValueError):
         number = signal.Signals(number).name
-    console.error(f"rank {rank} (process {failure.pid}) was killed by {number}; continue with --resume")
-    return StoppedError.exit_code
+    return StoppedError.exit_code, f"rank {rank} (process {failure.pid}) was killed by {number}"

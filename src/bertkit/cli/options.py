@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from bertkit.recipe.resolve import Override
     from bertkit.run.directory import RunDirectory
     from bertkit.run.stored import RunLocation
+    from bertkit.settings import Settings
     from bertkit.training.run import FinishedRun
+
+Schema = TypeVar("Schema", bound="Settings")
 
 DEFAULT_MODEL = "google-bert/bert-base-uncased"
 """The model if neither the command line nor BERTKIT_MODEL names one."""
@@ -108,7 +111,37 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    return sorted(path.parent.name for path in runs_root().glob(f"{incomplete}*/run.json"))
+    names = [path.parent.name for path in runs_root().glob("*/run.json")]
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def batch_tokens_of(given: int | str | None) -> int | None:
+    """The value of `--batch-tokens`; None if the device's default is used.
+
+    Raises:
+        UsageError: it is neither a whole number above 0 nor `auto`.
+    """
+    from bertkit.recipe.resolve import Override
+    from bertkit.training.engine_config import EngineConfig
+
+    if given is None:
+        return None
+    tokens = validated(EngineConfig, [Override("micro_batch_tokens", given, "--batch-tokens")]).micro_batch_tokens
+    return None if tokens == "auto" else tokens
+
+
+def validated(schema: type[Schema], given: Sequence[Override]) -> Schema:
+    """The settings with these values, and defaults for the others.
+
+    Raises:
+        UsageError: a value is not valid; the message names its option.
+    """
+    from bertkit.recipe.errors import validate
+    from bertkit.recipe.resolve import with_values
+    from bertkit.recipe.tree import Located
+
+    tree = with_values(Located.of({}, "the options"), given)
+    return validate(tree, schema, what="the command line", with_keys=False)
 
 
 OlderThan = Annotated[
@@ -157,13 +190,14 @@ def _local_directory(value: Path | None) -> Path | None:
     return value
 
 
-RunDir = Annotated[
+_RUN_DIR = "Directory to write the run to (default: a new one in BERTKIT_RUNS, else in runs/)."
+RunDir = Annotated[Path | None, _common("--run-dir", metavar="DIR", help=_RUN_DIR, callback=_local_directory)]
+ResumableRunDir = Annotated[
     Path | None,
     _common(
         "--run-dir",
         metavar="DIR",
-        help="Directory to write the run to (default: a new one in BERTKIT_RUNS, else in runs/). With --resume RUN, a"
-        " copy of RUN is continued there.",
+        help=f"{_RUN_DIR} With --resume RUN, a copy of RUN is continued there.",
         callback=_local_directory,
     ),
 ]
@@ -267,7 +301,7 @@ class Measuring(Common):
         """These options as arguments of a measurement: `EvalArguments(model=..., **common.argument_fields())`."""
         return {
             "device": self.device or "auto",
-            "batch_tokens": None if self.batch_tokens == "auto" else self.batch_tokens,
+            "batch_tokens": batch_tokens_of(self.batch_tokens),
             "runs_root": runs_root(),
             "run_dir": self.run_dir,
             "fresh": self.fresh,
@@ -419,8 +453,9 @@ class ParallelRunOptions(Options):
 
 
 def given_flags(options: Options) -> list[str]:
-    """The options that were given, as the user writes them."""
-    return [f"--{name.replace('_', '-')}" for name, value in vars(options).items() if value]
+    """The options that were given, as the user writes them; a number may be 0."""
+    given = [name for name, value in vars(options).items() if value or (value == 0 and value is not False)]
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
 def recipe_overrides(given: Options) -> list[Override]:

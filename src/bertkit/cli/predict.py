@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 InputFile = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[FILE]",
+        metavar="FILE",
         show_default=False,
         help="Input: plain lines, .jsonl, .csv, .tsv, .parquet, .conll or .conllu (for a tagger), .json (SQuAD), also"
         " compressed; - or no FILE: stdin.",

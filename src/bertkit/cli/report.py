@@ -21,7 +21,7 @@ PAGE = "report.html"
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Run directories or run ids.", autocompletion=complete_run),
+        typer.Argument(metavar="RUN", help="Run directories or run ids.", autocompletion=complete_run),
     ],
     out: Annotated[
         Path | None,
@@ -49,9 +49,14 @@ def report(
     from bertkit.files import write_text
     from bertkit.report.gather import ReportedRun
     from bertkit.report.page import page
+    from bertkit.run.directory import RunDirectory
     from bertkit.run.find import find_run
 
-    found = [find_run(name, runs_root()) for name in dict.fromkeys(runs)]
+    by_path: dict[Path, RunDirectory] = {}
+    for name in runs:  # a run may be named by its id and by its path
+        run = find_run(name, runs_root())
+        by_path.setdefault(run.path.resolve(), run)
+    found = list(by_path.values())
     path = out or (found[0].path / PAGE if len(found) == 1 else Path(PAGE))
     if path.is_dir():
         raise UsageError(f"--out {path}: is a directory; give a file, such as {path / PAGE}")

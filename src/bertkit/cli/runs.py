@@ -5,8 +5,10 @@ Sibling recipes.py does the same for recipes.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -20,7 +22,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.run import runs_root
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from bertkit.run.directory import RunDirectory
 
@@ -49,8 +51,7 @@ def list_runs(*, common: Output) -> None:
         result(rows, as_json=True)
         return
     lines = [("run", "status", "steps", "started", "score")] + [
-        (row["id"], row["status"], f"{row['steps']:,}", row["started"][:16].replace("T", " "), _score(row["result"]))
-        for row in rows
+        (row["id"], row["status"], f"{row['steps']:,}", _local(row["started"]), _score(row["result"])) for row in rows
     ]
     header, *shown = _fitted(lines, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
     if shown:
@@ -183,10 +184,12 @@ def replay(
 
     from bertkit.errors import CheckError
     from bertkit.run.find import find_run
+    from bertkit.training.interrupt import interrupted_by_signals
     from bertkit.training.replay_run import rerun
 
     found = find_run(run, runs_root())
-    with TemporaryDirectory(prefix="bertkit-replay-") as temporary:
+    # A signal also ends the process that trains, and removes its directory.
+    with TemporaryDirectory(prefix="bertkit-replay-") as temporary, interrupted_by_signals():
         directory = run_dir or Path(temporary) / found.id
         again = rerun(found, directory, steps=steps, tolerance=tolerance, offline=common.offline)
     if again.environment:
@@ -202,7 +205,7 @@ def replay(
 
 def delete(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Ids or directories of runs.")
+        list[str] | None, typer.Argument(metavar="RUN", show_default=False, help="Ids or directories of runs.")
     ] = None,
     status: Annotated[
         Literal["done", "stopped", "failed"] | None,
@@ -222,7 +225,7 @@ def delete(
     """
     from bertkit.files import bytes_in
     from bertkit.run.find import find_run, find_runs
-    from bertkit.run.housekeeping import delete_run, is_older
+    from bertkit.run.housekeeping import delete_run, is_older, require_unneeded
 
     if bool(runs) == (status is not None):
         raise UsageError("name the runs to delete, or give --status failed, stopped or done; see `bertkit runs list`")
@@ -231,10 +234,14 @@ def delete(
     found = list({run.path.resolve(): run for run in named}.values())  # a run may be named by its id and its path
     found = found or [run for run in find_runs(root) if run.status == status]
     chosen = [run for run in found if is_older(run, older_than)]
-    _free({run.path: bytes_in(run.path) for run in chosen}, "runs", dry_run=dry_run, yes=yes, as_json=common.as_json)
-    if not dry_run:
+    require_unneeded(chosen, find_runs(root))
+
+    def delete_chosen() -> None:
         for run in chosen:
             delete_run(run)
+
+    sizes = {run.path: bytes_in(run.path) for run in chosen}
+    _free(sizes, "runs", delete_chosen, dry_run=dry_run, yes=yes, as_json=common.as_json)
 
 
 def prune(
@@ -244,41 +251,51 @@ def prune(
     *,
     common: Output,
 ) -> None:
-    """Delete the checkpoints of finished runs; models, metrics and results are kept.
+    """Delete the checkpoints of finished runs and of the runs in them; models, metrics and results are kept.
 
     `eval` and `probe` can then no longer read RUN@STEP.
     """
     from bertkit.files import bytes_in
     from bertkit.run.find import find_runs
-    from bertkit.run.housekeeping import delete_checkpoints, is_older
+    from bertkit.run.housekeeping import delete_checkpoints, is_older, runs_below
 
-    finished = [run for run in find_runs(runs_root()) if run.status == "done" and is_older(run, older_than)]
-    sizes = {run: bytes_in(run.checkpoints) for run in finished}
+    outer = [run for run in find_runs(runs_root()) if run.status == "done"]
+    inner = [run for each in outer for run in runs_below(each.path) if run.status == "done"]
+    sizes = {run: bytes_in(run.checkpoints) for run in (*outer, *inner) if is_older(run, older_than)}
     chosen = {run: taken for run, taken in sizes.items() if taken}
-    _free(
-        {run.checkpoints: taken for run, taken in chosen.items()},
-        "checkpoints of finished runs",
-        dry_run=dry_run,
-        yes=yes,
-        as_json=common.as_json,
-    )
-    if not dry_run:
+
+    def delete_chosen() -> None:
         for run in chosen:
             delete_checkpoints(run)
 
+    places = {run.checkpoints: taken for run, taken in chosen.items()}
+    what = "checkpoints of finished runs"
+    _free(places, what, delete_chosen, dry_run=dry_run, yes=yes, as_json=common.as_json)
 
-def _free(sizes: Mapping[Path, int], what: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Show the directories that are to be deleted and ask for consent, unless it is given or nothing is deleted."""
+
+def _free(
+    sizes: Mapping[Path, int], what: str, delete: Callable[[], None], *, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Show the directories that are to be deleted, ask for consent unless it is given, and delete them."""
     if sizes:
         console.table(("path", "size"), [(path, size(taken)) for path, taken in sizes.items()])
     total = f"{what}: {len(sizes):,}, {size(sum(sizes.values()))}"
     if sizes and not dry_run:
         confirm(f"delete {total}?", yes=yes)
+        delete()
     if as_json:
         deleted = [{"path": path, "bytes": taken} for path, taken in sizes.items()]
         result({"dry_run": dry_run, "bytes": sum(sizes.values()), "paths": deleted}, as_json=True)
     else:
-        result(f"{'would delete' if dry_run else 'deleting'} {total}")
+        result(f"{'would delete' if dry_run else 'deleted'} {total}")
+
+
+def _local(moment: str) -> str:
+    """A moment of a record in the local time zone, to the minute; unchanged if it is no date."""
+    try:
+        return f"{datetime.fromisoformat(moment).astimezone():%Y-%m-%d %H:%M}"
+    except ValueError:
+        return moment
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
@@ -328,7 +345,7 @@ def _summary(shown: dict[str, Any]) -> list[tuple[str, object]]:
         ("reason", shown["exit_reason"]),
         ("kind", record["kind"]),
         ("recipe", record["recipe"]),
-        ("command", " ".join(record["command"])),
+        ("command", shlex.join(map(str, record["command"]))),
         ("started", record["started"]),
         ("ended", record.get("ended")),
         ("steps", shown["steps"]),
@@ -358,7 +375,8 @@ def _score(results: dict[str, Any] | None) -> str:
         if "primary" in found:
             task, scores = next(iter(found["tasks"].items()))
             score = scores[found["primary"]]
-            spread = "" if score["std"] is None else f" ± {score['std']:.4f} ({score['n']} seeds)"
+            of = "folds" if "fold" in (found.get("chosen") or {}) else "seeds"
+            spread = "" if score["std"] is None else f" ± {score['std']:.4f} ({score['n']} {of})"
             return f"{task} {found['primary']} {score['mean']:.4f}{spread}"
         if isinstance(found.get("average"), float):
             return f"average {found['average']:.4f}"

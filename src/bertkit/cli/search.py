@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +17,17 @@ import typer
 from bertkit.cli.console import console, figure, result
 from bertkit.cli.embed import Computing, TextReadOptions
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Common, Model, model_or_default, option
+from bertkit.cli.options import Common, Model, given_flags, model_or_default, option, recipe_overrides, validated
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
+from bertkit.visible import visible
 
 if TYPE_CHECKING:
     from bertkit.inference.embedder import Embedder
     from bertkit.inference.search.index import TextIndex
     from bertkit.inference.search.mining import LabelledPair
+    from bertkit.settings import Settings
+    from bertkit.tasks.readers.read_options import TableReadOptions
 
 _SHOWN = 160
 """Number of characters of a hit's text shown in a table."""
@@ -45,9 +48,7 @@ Corpus = Annotated[
 def search(
     queries: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[QUERY...]", show_default=False, help="Queries; - or none: one query per line of stdin."
-        ),
+        typer.Argument(metavar="QUERY", show_default=False, help="Queries; - or none: one query per line of stdin."),
     ] = None,
     model: Model = None,
     index: IndexDirectory = None,
@@ -82,6 +83,16 @@ def search(
     if pairs and "top" in query_settings.model_fields_set:
         raise UsageError("--pairs: --top is the number of hits per query; --max-pairs limits the pairs")
     only_build = corpus is not None and index is not None and not queries and not pairs
+    if pairs:
+        _refuse_unread(query_settings, "queries, and --pairs has none", read=("probes",))
+    else:
+        _refuse_unread(pair_settings, "--pairs")
+    if only_build:
+        _refuse_unread(query_settings, "queries; without one, the index is only built")
+    elif rerank is None and "rerank_depth" in query_settings.model_fields_set:
+        raise UsageError("--rerank-depth: works only with --rerank MODEL")
+    if corpus is None and index is not None and (flags := given_flags(reading)):
+        raise UsageError(f"{', '.join(flags)}: works only with --corpus; the index in {index} contains its texts")
     with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
         if only_build:
             described = {key: found.described[key] for key in ("count", "width", "kind", "cut")}
@@ -91,6 +102,14 @@ def search(
             _print_pairs(found, pair_settings, query_settings.probes, common)
         else:
             _answer(found, embedder, queries or ["-"], rerank, query_settings, computing, common)
+
+
+def _refuse_unread(settings: Settings, reader: str, read: Collection[str] = ()) -> None:
+    """Raise UsageError if settings are given that nothing reads; `reader` is what they work with."""
+    given = [name for name in type(settings).model_fields if name in settings.model_fields_set and name not in read]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{flags}: {'works' if len(given) == 1 else 'work'} only with {reader}")
 
 
 @contextmanager
@@ -111,10 +130,12 @@ def opened(
     """
     from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.search.index import TextIndex, build_index
+    from bertkit.training.interrupt import interrupted_by_signals
 
     if corpus is None:
         if index is None:
             raise UsageError("give --corpus FILE with the texts to search, or --index DIR with an index of them")
+        _refuse_unread(settings, f"--corpus; the index in {index} is built already")
         found = TextIndex.open(index)
         embedder = computing.embedder(
             model or str(found.described["model"]), max_tokens=found.settings.max_length, offline=common.offline
@@ -124,7 +145,7 @@ def opened(
         return
     require_input_file(corpus)
     embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
-    with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing:
+    with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing, interrupted_by_signals():
         directory = Path(passing) / "index" if index is None else index
         texts = reading.texts(corpus)
         read_as = {name: value for name, value in vars(reading).items() if value is not None}
@@ -147,7 +168,8 @@ def _print_pairs(index: TextIndex, settings: PairSettings, probes: int | None, c
         result(pairs, as_json=True)
         return
     for pair in pairs:
-        result(f"{pair['score']:.4f}\t{pair['text1']}\t{pair['text2']}")
+        cells = (f"{pair['score']:.4f}", pair["text1"], pair["text2"])
+        result("\t".join(map(visible, cells)), as_columns=True)
 
 
 def _answer(
@@ -233,23 +255,28 @@ def mine_negatives(
     """Find hard negatives for pairs: similar to the anchor but not the right answer:
     `bertkit mine-negatives --model M --pairs qa.jsonl`
 
-    The result has one line per negative, with anchor, positive and negative.
+    The result has one line per negative, with anchor, positive and negative. --text, --format, --delimiter and
+    --encoding are those of --corpus; without it, the last two are those of --pairs.
     """
     from bertkit.files import replacing
     from bertkit.inference.predict_input import require_input_file
+    from bertkit.tasks.readers.read_options import TableReadOptions
 
     require_input_file(pairs)
     names = tuple(name.strip() for name in columns.split(","))
     if len(names) != 2 or not all(names):
         raise UsageError(f"--columns {columns}: expected two names, as in anchor,positive")
+    if corpus is None and (reading.text is not None or reading.format is not None):
+        raise UsageError("--text and --format: work only with --corpus; --columns names the columns of --pairs")
+    read_as = validated(TableReadOptions, recipe_overrides(reading) if corpus is None else [])
     right: dict[str, set[str]] = {}
-    for pair in _read_pairs(pairs, names):
+    for pair in _read_pairs(pairs, names, read_as):
         right.setdefault(pair.anchor, set()).add(pair.positive)
     with tempfile.TemporaryDirectory(prefix="bertkit-pairs-") as passing:
         if corpus is None and index is None:
             corpus, reading = _positives(right, Path(passing)), TextReadOptions(format="jsonl")
         with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
-            lines = _negative_lines(found, embedder, _read_pairs(pairs, names), right, settings)
+            lines = _negative_lines(found, embedder, _read_pairs(pairs, names, read_as), right, settings)
             if out is None:
                 for line in lines:
                     result(line, as_json=True)
@@ -264,13 +291,16 @@ def mine_negatives(
     result({"out": str(out), "count": count} if common.as_json else out, as_json=common.as_json)
 
 
-def _read_pairs(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledPair]:
+def _read_pairs(path: Path, columns: tuple[str, ...], reading: TableReadOptions) -> Iterator[LabelledPair]:
     from bertkit.inference.search.mining import LabelledPair
     from bertkit.tasks.readers.common import field, text_in
-    from bertkit.tasks.readers.table import table_rows
+    from bertkit.tasks.readers.read_options import SkippedRows
+    from bertkit.tasks.readers.table import rows_or_bad
 
-    for where, row in table_rows(path):
-        anchor, positive = (text_in(field(row, name, where), f"{where}, {name}") for name in columns)
+    for where, row in rows_or_bad(path, reading, SkippedRows(skip_bad=False, hint="")):
+        if row is None:
+            continue
+        anchor, positive = (text_in(field(row, name, where, "--columns"), f"{where}, {name}") for name in columns)
         yield LabelledPair(anchor, positive)
 
 
@@ -305,5 +335,6 @@ def _negative_lines(
             meter.update(count)
     if without:
         console.warn(
-            f"{without:,} of {count:,} pairs have no negative within the limits; try another --depth or --margin"
+            f"{without:,} of {count:,} pairs have no negative within the limits; raise --depth or --max-score, or lower"
+            " --margin or --skip"
         )

@@ -23,7 +23,7 @@ def serve(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...",
+            metavar="MODEL",
             help="Hub ids, model directories or run directories; NAME=MODEL sets the name that requests use (default:"
             " the Hub id, or the directory's name).",
         ),

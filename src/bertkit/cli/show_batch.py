@@ -14,7 +14,8 @@ from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Data, Seed, SetOption, set_overrides
 from bertkit.errors import UsageError
 from bertkit.run import runs_root
-from bertkit.visible import visible
+from bertkit.run.directory import RECIPE
+from bertkit.visible import shell_word, visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -62,6 +63,13 @@ def show_batch(
         "offline": common.offline,
     }
     arguments = _of_task(recipe, shared)
+    recorded = Path(recipe) / RECIPE
+    given = {"--data": data, "--set": settings, "--seed": None if seed is None else [seed]}
+    if arguments is None and recorded.is_file() and (unread := [flag for flag, values in given.items() if values]):
+        raise UsageError(
+            f"{', '.join(unread)}: a run is shown with its own recipe and text; for others, give its recipe:"
+            f" `bertkit show-batch {shell_word(recorded)}`"
+        )
     if arguments is None:
         request = PretrainArguments(recipe=recipe, sources=data or (), **shared)
         batch = batch_of(request, step=step, sequences=sequences, progress=console.progress)
@@ -81,7 +89,7 @@ def _of_task(recipe: str, shared: dict[str, Any]) -> FinetuneArguments | None:
     from bertkit.finetuning.arguments import FinetuneArguments
     from bertkit.recipe.resolve import kind_of, resolve_recipe
 
-    recorded = Path(recipe) / "recipe.yaml"
+    recorded = Path(recipe) / RECIPE
     name = str(recorded) if recorded.is_file() else recipe
     tree = resolve_recipe(name)
     if kind_of(tree) == "finetune":

@@ -18,8 +18,8 @@ from bertkit.cli.options import (
     Fresh,
     MaxMinutes,
     ParallelRunOptions,
+    ResumableRunDir,
     Resume,
-    RunDir,
     SetOption,
     keep_log,
     option,
@@ -44,7 +44,7 @@ class StudyOptions(Common):
     plan: Annotated[
         bool, option("--plan", help="Print what would run and what it would cost, and stop.", metavar="")
     ] = False
-    run_dir: RunDir = None
+    run_dir: ResumableRunDir = None
     fresh: Fresh = False
     max_minutes: MaxMinutes = None
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Sources = Annotated[
     list[str],
     typer.Argument(
-        metavar="SOURCE...",
+        metavar="SOURCE",
         help=escaped(
             "Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, any of these"
             " on a store (s3://BUCKET/TEXT/*.jsonl), hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs."
@@ -65,8 +65,8 @@ def tokenize(
     common: Common,
 ) -> None:
     """Turn text into a tokenizer and token shards in DIR; after an interruption, the same command continues."""
-    learnt = vocabulary.model_fields_set - {"path"}
-    if vocabulary.path is not None and learnt:
+    read = {"path", "add_tokens", *(("added_frequency", "sample_megabytes") if vocabulary.add_tokens else ())}
+    if vocabulary.path is not None and vocabulary.model_fields_set - read:
         raise UsageError("--tokenizer takes an existing vocabulary; leave out the options for training one")
 
     from bertkit.data.prepare import prepare_shards, prepared_description

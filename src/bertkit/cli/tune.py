@@ -6,18 +6,19 @@ finetuning/search.py draws the settings. The command is `bertkit finetune --grid
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from bertkit.cli.finetune import Tasks, finetune
-from bertkit.cli.options import TaskHyperparameters
+from bertkit.cli.finetune import Tasks, finetune, full_key
+from bertkit.cli.options import set_overrides
 
 
 def tune(**given: Any) -> None:
     """Search for good fine-tuning settings: train with several drawn at random, and keep the best on dev.
 
     Without --grid, learning rates from 1e-5 to 1e-4, batch sizes of 16 or 32 and 2 to 4 epochs are drawn, except for
-    those given; without --trials, there are ten draws.
+    those given, also by --set; without --trials, there are ten draws.
 
     Examples:
     `bertkit tune --task rte --data-dir glue`
@@ -25,7 +26,8 @@ def tune(**given: Any) -> None:
     `bertkit tune --task mrpc --grid lr=1e-5..2e-4 --grid optimisation.schedule.warmup_share=0..0.2 --trials 20`
     """
     if given["resume"] is None:
-        given["tasks"] = with_search(given["tasks"], given["hyperparameters"])
+        fixed = [*given["hyperparameters"].overrides, *set_overrides(given["common"].settings)]
+        given["tasks"] = with_search(given["tasks"], {full_key(each.key) for each in fixed})
     finetune(**given)
 
 
@@ -33,9 +35,14 @@ def tune(**given: Any) -> None:
 tune.__signature__ = inspect.signature(finetune, eval_str=True)  # type: ignore[attr-defined]  # typer reads it
 
 
-def with_search(tasks: Tasks, given: TaskHyperparameters) -> Tasks:
-    """The options, with default search ranges for those not given."""
+def with_search(tasks: Tasks, fixed: Collection[str]) -> Tasks:
+    """The options, with default search ranges for those not given.
+
+    Args:
+        tasks: the options.
+        fixed: the recipe's keys that the command line sets.
+    """
     from bertkit.finetuning.search import DEFAULT_SEARCH, DEFAULT_TRIALS
 
-    usual = [f"{key}={','.join(values)}" for key, values in DEFAULT_SEARCH.items() if getattr(given, key, None) is None]
+    usual = [f"{key}={','.join(values)}" for key, values in DEFAULT_SEARCH.items() if full_key(key) not in fixed]
     return replace(tasks, grid=tasks.grid or usual, trials=tasks.trials or DEFAULT_TRIALS)

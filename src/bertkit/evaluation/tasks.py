@@ -94,6 +94,12 @@ def evaluate_tasks(
     planned, left_out = plan_tasks(evaluation, directory)
     for name, reason in left_out.items():
         log.warning("%s is left out: %s", name, reason)
+    if (evaluation.overrides or len(evaluation.seeds) > 1) and all(task.use == "own" for task in planned):
+        log.warning(
+            "settings and seeds of fine-tuning have no effect: %s has its own head, which is evaluated as it is;"
+            " --head new fine-tunes a new one",
+            evaluation.arguments.model,
+        )
     fingerprints = {
         "data": digest(sorted(value for task in planned for value in task.files.values())),
         "tokenizer": load_tokenizer(directory, offline=evaluation.arguments.offline).fingerprint,

@@ -77,7 +77,7 @@ def evaluate_translation(
             tokens,
             rows,
             how,
-            batch_tokens=BATCH_TOKENS,
+            batch_tokens=arguments.batch_tokens or BATCH_TOKENS,
             device=arguments.engine().device,
             progress=progress,
         )

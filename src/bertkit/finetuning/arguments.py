@@ -101,7 +101,8 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return self.load(str(run.path / RECIPE))
 
     def changed(self, recorded: FinetuneRecipe) -> FinetuneRecipe:
-        return changed(recorded, list(self.overrides))
+        update = {} if self.model is None else {"model": absolute(self.model)}
+        return changed(self.with_data(recorded).model_copy(update=update), list(self.overrides))
 
     def with_seed(self, recipe: AnyRecipe) -> AnyRecipe:
         """The recipe with the first of `seeds`."""

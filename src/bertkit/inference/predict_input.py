@@ -166,11 +166,16 @@ def open_input(
         left_out: collects bad rows, which then become None; None: the first bad row is raised.
 
     Raises:
-        UsageError: Parquet from a pipe.
+        UsageError: Parquet from a pipe, or a delimiter of a format without one.
         DataError: no such file; else see `rows_or_bad`: a fault is raised when its line is reached.
     """
     reading, left_out = reading or TableReadOptions(), left_out or SkippedRows(skip_bad=False)
     place = STDIN if path is None else str(path)
+    if reading.delimiter is not None and form in ("text", "document", "jsonl"):
+        raise UsageError(
+            f"--delimiter: {place} is read as {form}, which has no columns; leave it out, or name the format of a table"
+            " with --format"
+        )
     if form == "parquet" and path is None:
         raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
     if path is not None:

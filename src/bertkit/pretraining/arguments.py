@@ -21,7 +21,7 @@ from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.models.bert_gpt2 import BertGpt2Config
-from bertkit.models.conversion import converted_config
+from bertkit.models.conversion import check_same_weights, converted_config
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.hub import find_model, read_config, refuse_quantised
 from bertkit.models.model_files import weights_hash
@@ -104,6 +104,8 @@ class PretrainArguments(RunArguments[Recipe]):
                 f"init: recipe {recipe.name} starts from a model of your choice; give --init MODEL, a model directory,"
                 " a run directory or a Hub id"
             )
+        if recipe.init is not None and not recipe.init_tiling:
+            check_same_weights(self.initial_model(recipe.init)[1], recipe.model)
         if recipe.init_decoder is not None:
             directory, _ = self.initial_model(recipe.init_decoder)
             recipe = with_overrides(recipe, [Override("init_decoder", _recorded_name(recipe.init_decoder, directory))])
@@ -157,7 +159,10 @@ class PretrainArguments(RunArguments[Recipe]):
         return with_file_hashes(load_as(self.schema, str(run.path / RECIPE)))
 
     def changed(self, recorded: Recipe) -> Recipe:
-        wanted = with_max_length(with_overrides(recorded, list(self.overrides)), self.overrides)
+        given = [*self.overrides, *source_overrides(self.sources)]
+        if self.init is not None:
+            given.append(Override("init", _recorded_name(self.init, self.initial_model(self.init)[0])))
+        wanted = with_max_length(with_overrides(recorded, given), self.overrides)
         wanted = shortened(wanted, self.max_steps)
         return with_file_hashes(wanted, recompute=True)
 

@@ -9,4 +9,4 @@ NEWEST = "newest"
 
 def runs_root() -> Path:
     """The directory of the runs: BERTKIT_RUNS, else `runs`."""
-    return Path(os.environ.get("BERTKIT_RUNS") or "runs")
+    return Path(os.environ.get("BERTKIT_RUNS") or "runs").expanduser()

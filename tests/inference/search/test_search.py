@@ -6,6 +6,10 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,6 +246,37 @@ def test_negatives_are_near_and_not_right(built: TextIndex, embedder: Embedder) 
         assert [text for text, _ in found] == expected
 
 
+def test_a_signal_leaves_no_temporary_index(model: Path, corpus: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bertkit", "search", "--model", str(model), "--corpus", str(corpus)]
+    (tmp_path / "temporary").mkdir()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("a cat\n" * 256)  # a block of queries, which is answered while stdin stays open
+    process.stdin.flush()
+    assert process.stdout.readline() == "a cat\n"
+    assert any((tmp_path / "temporary").glob("bertkit-index-*"))
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not any((tmp_path / "temporary").glob("bertkit-index-*"))
+
+
+def test_pairs_are_columns_separated_by_tabs(model: Path, tmp_path: Path, bertkit: Command) -> None:
+    (tmp_path / "texts.txt").write_text(f"{TEXTS[0]}\n{TEXTS[0]}\t\x1b\n", encoding="utf-8")
+    done = bertkit("search", "--model", model, "--corpus", tmp_path / "texts.txt", "--pairs")
+    score, *both = done.stdout.rstrip("\n").split("\t")
+    assert 0.5 < float(score) <= 1.001
+    assert sorted(both) == [TEXTS[0], f"{TEXTS[0]}\\t\\x1b"]
+
+
 def test_mining_writes_triplets(model: Path, tmp_path: Path, bertkit: Command) -> None:
     path = tmp_path / "pairs.csv"
     path.write_text("question,answer\n" + "".join(f"{a},{b}\n" for a, b in zip(TEXTS[:9], TEXTS[9:18], strict=True)))
@@ -254,6 +289,19 @@ def test_mining_writes_triplets(model: Path, tmp_path: Path, bertkit: Command) -
     assert all(row["negative"] in TEXTS[9:18] and row["negative"] != row["positive"] for row in rows)
     done = bertkit("mine-negatives", "--model", model, "--pairs", path)
     assert (done.code, "anchor" in done.stderr) == (3, True)
+    done = bertkit("mine-negatives", "--model", model, "--pairs", path, "--columns", "zz,answer")
+    assert (done.code, "no column 'zz'" in done.stderr, "name it with --columns" in done.stderr) == (3, True, True)
+    done = bertkit("mine-negatives", *options, "--max-score", "-1")
+    assert (done.code, done.stdout) == (0, "")
+    assert "9 of 9 pairs have no negative within the limits; raise --depth or --max-score" in done.stderr
+    done = bertkit("mine-negatives", *options, "--text", "question")
+    assert (done.code, "work only with --corpus" in done.stderr) == (2, True)
+    other = tmp_path / "other.csv"
+    other.write_text(path.read_text().replace(",", ";") + "caf\u00e9;cat\n", encoding="latin-1")
+    done = bertkit(
+        "mine-negatives", *options[:2], "--pairs", other, *options[4:], "--encoding", "latin-1", "--delimiter", ";"
+    )
+    assert (done.code, json.loads(done.stdout.splitlines()[-1])["anchor"]) == (0, "caf\u00e9"), done.stderr
 
 
 def test_what_is_missing_is_named(model: Path, corpus: Path, tmp_path: Path, bertkit: Command) -> None:
@@ -266,6 +314,13 @@ def test_what_is_missing_is_named(model: Path, corpus: Path, tmp_path: Path, ber
     fails(3, "no such file", "--model", model, "--corpus", tmp_path / "none.txt", "a")
     fails(2, "--pairs: compares the texts", "--model", model, "--corpus", corpus, "--pairs", "a")
     fails(2, "query 1 is empty", "--model", model, "--corpus", corpus, " ")
+    built = ("--model", model, "--index", tmp_path / "i")
+    fails(2, "--kind, --long: work only with --corpus", *built, "--kind", "hnsw", "--long", "error", "a")
+    fails(2, "--text: works only with --corpus", *built, "--text", "body", "a")
+    fails(2, "--min-score: works only with --pairs", *built, "--min-score", "0.5", "a")
+    fails(2, "--hybrid: works only with queries", *built, "--hybrid", "--pairs")
+    fails(2, "--top: works only with queries; without one", *built, "--corpus", corpus, "--top", "3")
+    fails(2, "--rerank-depth: works only with --rerank", *built, "--rerank-depth", "3", "a")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")
     fails(2, "contains other files", "--model", model, "--corpus", corpus, "--index", tmp_path / "other")

@@ -40,8 +40,8 @@ def evaluate_pairs(
     """
     rows = []
     for where, record in table_rows(table):
-        first, second = (text_in(field(record, name, where), f"{where}, {name}") for name in columns[:2])
-        label = _MARKS.get(str(field(record, columns[2], where)).strip().lower())
+        first, second = (text_in(field(record, name, where, "--columns"), f"{where}, {name}") for name in columns[:2])
+        label = _MARKS.get(str(field(record, columns[2], where, "--columns")).strip().lower())
         if label is None:
             raise DataError(f"{where}, {columns[2]}: {record[columns[2]]!r}, expected 0 or 1")
         rows.append((first, second, label))
@@ -117,7 +117,7 @@ def evaluate_triplets(
         DataError: invalid model or data, such as a missing column.
     """
     rows = [
-        tuple(text_in(field(record, name, where), f"{where}, {name}") for name in columns)
+        tuple(text_in(field(record, name, where, "--columns"), f"{where}, {name}") for name in columns)
         for where, record in table_rows(table)
     ]
     if not rows:

@@ -88,8 +88,9 @@ def table_pairs(path: Path, columns: Sequence[str]) -> ScoredPairs:
 def _pair(
     record: dict[str, Any], columns: Sequence[str], where: str, allowed: tuple[float, float] | None
 ) -> tuple[str, str, float]:
-    first, second = (text_in(field(record, name, where), f"{where}, {name}") for name in columns[:2])
-    score = number_in(field(record, columns[2], where), f"{where}, {columns[2]}")
+    option = "--columns" if allowed is None else None  # only of a user's own table
+    first, second = (text_in(field(record, name, where, option), f"{where}, {name}") for name in columns[:2])
+    score = number_in(field(record, columns[2], where, option), f"{where}, {columns[2]}")
     return first, second, _in_range(score, where, allowed)
 
 
