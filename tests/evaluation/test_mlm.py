@@ -22,7 +22,7 @@ from bertkit.run.verify import verify_run
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
-from tests.probing.tiny_models import constant_model, save_tiny, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import constant_model, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
 
@@ -203,4 +203,7 @@ def test_faults_are_found_before_there_is_a_run(tmp_path: Path) -> None:
     save_tiny(tiny_model(tokenizer, heads=("pooler",)), tokenizer, tmp_path / "headless")
     with pytest.raises(DataError, match="headless has no head that fills in masks"):
         evaluate_mlm(EvalArguments(model=str(tmp_path / "headless")), [str(tmp_path / "text.txt")], MlmSettings())
+    save_tiny(tiny_causal_model(tokenizer), tokenizer, tmp_path / "causal")
+    with pytest.raises(DataError, match=r"pretrained with masked_lm or permutation_lm; this one is measured by .* lm`"):
+        evaluate_mlm(EvalArguments(model=str(tmp_path / "causal")), [str(tmp_path / "text.txt")], MlmSettings())
     assert not (tmp_path / "runs").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import bertkit
 from bertkit.errors import DataError, UsageError
@@ -117,6 +119,28 @@ def test_what_cannot_be_done_is_an_error_that_says_why(base: Path) -> None:
         model.predict(["a text"])
     with pytest.raises(DataError, match=r"has no \[MASK\]"):
         model.fill("a text")
+
+
+def test_a_tokenizer_with_more_entries_than_the_table_has_rows_is_refused(
+    base: Path, tmp_path: Path, bertkit: Command
+) -> None:
+    directory = tmp_path / "short"
+    shutil.copytree(base, directory)
+    tensors = {
+        name: tensor[:-1].clone() if name.endswith(("word_embeddings.weight", "predictions.bias")) else tensor
+        for name, tensor in load_file(directory / "model.safetensors").items()
+    }
+    save_file(tensors, directory / "model.safetensors")
+    contents = json.loads((directory / "config.json").read_text())
+    contents["vocab_size"] -= 1
+    (directory / "config.json").write_text(json.dumps(contents))
+    model = _load(directory)
+    for call in (lambda: model.fill("the [MASK]"), lambda: model.encode(["the"])):
+        with pytest.raises(DataError, match=r"the tokenizer has .* entries, .*they do not belong together"):
+            call()
+    done = bertkit("fill", "--model", directory, "the [MASK]")
+    assert done.code == 3
+    assert "they do not belong together" in done.stderr
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
@@ -21,6 +22,7 @@ from bertkit.models.conversion import (
     with_vocabulary,
 )
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.fast_encoder import FastEncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.longformer import LongformerConfig
 from bertkit.models.mobilebert import MobileBertConfig
@@ -152,6 +154,18 @@ def test_words_find_their_rows_across_kinds_of_vocabulary() -> None:
         assert torch.equal(
             rows(remade, word)[vocabulary(new)[new.roles[role]]], table[vocabulary(old)[old.roles[role]]]
         )
+
+
+def test_a_hashed_table_of_pairs_is_kept_only_with_the_numbers_of_its_words() -> None:
+    sizes = {**SIZES, "hidden_size": 18, "num_attention_heads": 3}
+    config = FastEncoderConfig.model_validate({n: v for n, v in sizes.items() if n in FastEncoderConfig.model_fields})
+    old, other = learnt(GENERAL), learnt(MEDICAL, 97)
+    model = random_model(config, old)
+    appended = Tokenizer(Backend.from_str(old.backend.to_str()), old.roles)
+    appended.backend.add_tokens(["receptor"])
+    table = "encoder.pairs.weight"
+    assert torch.equal(with_vocabulary(model, old, appended)[0].get_parameter(table), model.get_parameter(table))
+    assert not with_vocabulary(model, old, other)[0].get_parameter(table).any()
 
 
 def test_rows_that_are_drawn_anew_follow_the_familys_initialisation() -> None:

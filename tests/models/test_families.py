@@ -6,6 +6,7 @@ The families are in cases/, one file each.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from tests.models.oracle import (
     with_distinct_dropout,
 )
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models import dropout
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
 from bertkit.models.hub import load_model, save_model
@@ -60,6 +63,7 @@ def test_states_logits_and_gradients_equal_the_original(case: Case, head: str, t
     model, oracle = twins.model, twins.oracle
     assert model.head_names == (head,)
     assert model.encoder.max_tokens == (sys.maxsize if case.unlimited else case.max_tokens)
+    assert model.encoder.config.max_tokens == model.encoder.max_tokens
     inputs = make_inputs(case, model)
     recorder = Recorder(points(case))
     hidden_TD = model(inputs.batch, recorder)
@@ -198,6 +202,19 @@ def test_one_sequence_never_sees_another(case: Case, training: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("case", FIRST_HEADS)
+def test_a_causal_pass_reads_no_later_token(case: Case, tmp_path: Path) -> None:
+    model = make_twins(case, next(iter(case.heads.values())), tmp_path).model
+    config = model.encoder.config
+    if type(config).causal_attention is False:
+        return
+    rows = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
+    changed = [[5, 6, 7, 20, 21, 22], [11, 12, 23]]
+    before_TD, after_TD = (model(PackedBatch.from_ids(each, causal=True)) for each in (rows, changed))
+    unchanged = [0, 1, 2, 6, 7]
+    assert torch.equal(before_TD[unchanged], after_TD[unchanged]) == config.causal_attention
+
+
+@pytest.mark.parametrize("case", FIRST_HEADS)
 def test_a_batch_equals_its_sequences_one_by_one(case: Case, tmp_path: Path) -> None:
     model = make_twins(case, next(iter(case.heads.values())), tmp_path).model
     inputs = make_inputs(case, model)
@@ -251,3 +268,25 @@ def test_every_dropout_has_the_rate_of_the_originals(case: Case, head: str, tmp_
     assert rates(twins.model.encoder) == rates(encoder)
     names = [head, "pooler"] if twins.model.plans[head].pooled else [head]
     assert set().union(*(rates(twins.model.get_submodule(name)) for name in names)) == rates(head_parts)
+
+
+@pytest.mark.parametrize(("case", "head"), HEADS)
+def test_every_dropout_is_where_the_originals_is(
+    case: Case, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training, with every dropout replaced by a factor that depends on its rate, the logits are the original's."""
+    monkeypatch.setattr(functional, "dropout", lambda x, p=0.5, training=True, inplace=False: x * (1 + p * training))
+    monkeypatch.setattr(dropout, "_dropped", lambda hidden, rate: hidden * (1 + rate))
+    case = with_distinct_dropout(case)
+    if case.name == "bigbird":  # the original reads short sequences with full attention, which has this dropout
+        case = replace(case, settings={**case.settings, "attention_probs_dropout_prob": 0.0})
+    twins = make_twins(case, case.heads[head], tmp_path)
+    model, oracle = twins.model.train(), twins.oracle.train()
+    for part in oracle.modules():
+        if type(part).__name__ == "AlbertLayer":  # google-research/albert has a dropout here
+            part.ffn_output.register_forward_hook(lambda *call: call[2] * (1 + oracle.config.hidden_dropout_prob))
+    inputs = make_inputs(case, model)
+    with torch.no_grad():
+        expected = oracle_logits(head, ask_oracle(head, oracle, inputs.padded), inputs.real_BS)
+        logits = model.logits(head, model(inputs.batch), inputs.batch)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

@@ -46,3 +46,13 @@ def test_a_mask_is_filled_from_the_state_that_was_trained_to_predict_it(
 def test_a_model_of_next_words_alone_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match=r"only from left to right .*use one that was pretrained with masked_lm"):
         fill_masks(model_for(tokenizer, "encoder_left_to_right"), tokenizer, ["a [MASK]"])
+
+
+def test_rows_of_the_table_beyond_the_vocabulary_are_no_candidates(tokenizer: Tokenizer) -> None:
+    """Tables are often padded to a round number of rows."""
+    config = BertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=20)
+    model = HeadedModel(config.build(tokenizer.vocab_size + 7), ["masked_lm"])
+    model.initialise(3)
+    model.get_submodule("masked_lm").bias.data[tokenizer.vocab_size :] = 3.0
+    (filled,) = fill_masks(model.eval(), tokenizer, ["[MASK] a cat"], top=100_000)
+    assert sorted(each["id"] for each in filled["masks"][0]) == list(range(tokenizer.vocab_size))

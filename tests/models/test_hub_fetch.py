@@ -62,6 +62,12 @@ def hub_and_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, dict
         {
             "org/good": {**files, **extra},
             "org/pickled": pickled,
+            "org/adapter": {**pickled, "adapter_model.safetensors": b"x"},
+            "org/dense": {
+                **files,
+                **dict.fromkeys(("modules.json", "1_Pooling/config.json", "2_Dense/config.json"), b"{}"),
+                **dict.fromkeys(("pytorch_model.bin", "2_Dense/pytorch_model.bin"), pickled["pytorch_model.bin"]),
+            },
             "org/damaged": {
                 **files,
                 "model.safetensors": bytes(255 - byte for byte in files["model.safetensors"][:99]),
@@ -74,6 +80,7 @@ def hub_and_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, dict
         cut_after={"model.safetensors": CHUNK + 1000},
     )
     names = ["org/good", "org/good@v1", "org/good@v9", "org/pickled", "org/damaged", "org/empty"]
+    names += ["org/adapter", "org/dense"]
     names += ["org/gated", "org/private", "org/missing"]
     with serving(hub):
         answers = dict(zip(names, fetch(hub.url, root / "cache", *names), strict=True))
@@ -91,12 +98,22 @@ Fetched = tuple[Hub, dict[str, dict[str, Any]], float]
 
 @pytest.mark.parametrize(
     "name",
-    ["org/good", "org/good@v1", "org/pickled", "offline good", "offline pickled", "unreachable good"],
+    [
+        *("org/good", "org/good@v1", "org/pickled", "org/adapter", "org/dense"),
+        *("offline good", "offline pickled", "unreachable good"),
+    ],
 )
 def test_fetched_weights_are_the_hubs(hub_and_answers: Fetched, name: str) -> None:
     """Fresh, at a revision, as a pickle of tensors; then from the cache, online and with the server gone."""
     _, answers, total = hub_and_answers
     assert answers[name]["sum"] == pytest.approx(total, rel=1e-12)
+
+
+def test_a_module_whose_weights_are_only_pickled_is_fetched_as_well(hub_and_answers: Fetched) -> None:
+    _, answers, _ = hub_and_answers
+    directory = Path(answers["org/dense"]["directory"])
+    assert (directory / "2_Dense" / "pytorch_model.bin").is_file()
+    assert not (directory / "pytorch_model.bin").exists()
 
 
 def test_a_fetch_that_was_cut_off_goes_on_where_it_stopped(hub_and_answers: Fetched) -> None:

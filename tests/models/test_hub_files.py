@@ -22,7 +22,7 @@ from bertkit.models.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import check_vocabulary, find_model, load_model, save_model
 from bertkit.models.labels import Labels
-from bertkit.models.model_files import weights_hash
+from bertkit.models.model_files import read_weights, weights_hash
 from bertkit.models.roberta import RobertaConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 
@@ -324,6 +324,18 @@ def test_a_truncated_bin_is_refused(saved: Path) -> None:
     assert str(saved) in said
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_bin_of_an_older_torch_that_ends_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a.weight": torch.ones(2), "b.weight": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    contents = path.read_bytes()
+    assert set(read_weights(path)) == {"a.weight", "b.weight"}
+    for end in range(0, len(contents), 2):
+        path.write_bytes(contents[:end])
+        with pytest.raises(DataError, match=r"pytorch_model\.bin"):
+            read_weights(path)
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [
@@ -351,7 +363,8 @@ def test_a_directory_without_weights_names_what_is_looked_for(saved: Path) -> No
 
 
 def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: Path) -> None:
-    with pytest.raises(UsageError, match=r"'bert' has no head for permutation_lm; it has masked_lm, next_sentence"):
+    said = r"'bert' has no head for permutation_lm; it has masked_lm, next_sentence, .*\. Use .* that has it: xlnet$"
+    with pytest.raises(UsageError, match=said):
         load_model(saved, heads=("permutation_lm",))
 
 
@@ -368,6 +381,7 @@ def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_label_orders_are_taken_from_names_only() -> None:
     assert LABELS.order_of(("Entailment", "neutral", "contradiction"), source="here") == (2, 1, 0)
+    assert Labels(("us", "US", "no")).order_of(("US", "no", "us"), source="here") == (1, 2, 0)
     with pytest.raises(DataError, match="are contradiction, neutral, entailment, not yes, no"):
         LABELS.order_of(("yes", "no"), source="here")
     with pytest.raises(DataError, match=r"does not name the labels.*LABEL_0, LABEL_1, LABEL_2.*order is unknown"):

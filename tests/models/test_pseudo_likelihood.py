@@ -26,6 +26,7 @@ from bertkit.models import token_predictors
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from bertkit.models.hub import load_model
+from bertkit.models.longformer import LongformerConfig
 from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.models.scoring_rules import SCORING_RULES, choose_rule
 from bertkit.models.xlnet import XlnetConfig
@@ -213,6 +214,9 @@ def test_texts_and_models_that_cannot_be_scored_are_refused_with_a_remedy() -> N
         score_texts(model, tokenizer, TEXTS, rule="salazar")
     with pytest.raises(DataError, match=r"no causal_lm head .* \(its heads are masked_lm\)"):
         score_texts(model, tokenizer, TEXTS, rule="left_to_right")
+    longformer = LongformerConfig(**BERT, attention_window=4)  # its local attention looks both ways
+    with pytest.raises(UsageError, match="family longformer cannot be read from left to right, as the rule encoder_"):
+        choose_rule(tiny_model(tokenizer, longformer), "encoder_left_to_right")
     with pytest.raises(
         DataError, match=r"MINE: no masked_lm, causal_lm or permutation_lm head .* \(it has no heads\); use a model"
     ):

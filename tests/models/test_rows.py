@@ -9,6 +9,8 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
+from bertkit.models.hook_points import layer_points
+from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 
 SIZES = {
@@ -49,6 +51,15 @@ def test_some_tokens_have_the_states_and_gradients_of_all(family: str) -> None:
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_of_the_states_by_layer_is_the_output(family: str) -> None:
+    model = small(family).eval()
+    points = layer_points(model)
+    recorder = Recorder(points)
+    output_TD = model(PackedBatch.from_ids(SEQUENCES), recorder)
+    assert torch.equal(recorder.kept[points[-1]], output_TD)
 
 
 @pytest.mark.parametrize("family", ["bert", "megatron-bert", "roberta", "modernbert", "gpt2"])

@@ -108,6 +108,13 @@ def test_a_recorder_of_the_last_layer_sees_all_tokens() -> None:
     assert below.kept["blocks.1.hook_resid_post"].shape == (batch.num_tokens, 12)
 
 
+def test_a_recorder_of_the_last_norm_sees_all_tokens() -> None:
+    model, batch = small("megatron-bert").eval(), PackedBatch.from_ids(RAGGED)
+    recorder = Recorder(["ln_final.hook_normalized"])
+    states_BD = model.states(HEAD, batch, recorder)
+    torch.testing.assert_close(recorder.kept["ln_final.hook_normalized"][batch.first_token_B], states_BD)
+
+
 def test_causal_sequences_are_read_as_such() -> None:
     """Apart from token types or masks, a causal sequence's first token attends only to itself."""
     model = HeadedModel(BertConfig.model_validate(SIZES).build(40), (HEAD,))

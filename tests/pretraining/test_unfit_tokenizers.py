@@ -100,3 +100,17 @@ def test_texts_to_fill_in_are_checked_first_and_get_the_tokenizers_own_mask(
     else:
         (filled,) = json.loads((tmp_path / "run" / "results.json").read_text())["examples"]
         assert filled["text"] == expected
+
+
+def test_a_padding_id_that_leaves_too_few_positions_is_refused(bertkit: Callable[..., Any], tmp_path: Path) -> None:
+    """RoBERTa counts positions from the padding id, which is 1 in its own vocabulary."""
+    recipe, text = write_recipe(tmp_path)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", "unk", "cls", "sep", "mask", "pad")
+    model = "{family: roberta, hidden_size: 12, num_hidden_layers: 1, num_attention_heads: 3, intermediate_size: 9"
+    words = [f"tokenizer.path={tokenizer}", "objective=[masked_lm]", "data.layout={name: doc-sentences}"]
+    words += ["data.sequence_length=32", f"model={model}, max_position_embeddings: 34}}"]
+    options = [option for word in words for option in ("--set", word)]
+    done = bertkit("pretrain", recipe, "--data", text, "--run-dir", tmp_path / "run", *options)
+    assert done.code == 2, done.stderr
+    assert "the model reads at most 29 tokens, since it counts positions from the tokenizer's padding" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -265,7 +265,7 @@ def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRi
     if not issubclass(rule, LeftToRight):
         causally = (
             "; --rule encoder_left_to_right reads it with causal attention anyway"
-            if EncoderLeftToRight.head in loaded.model.head_names
+            if EncoderLeftToRight.head in loaded.model.head_names and loaded.config.causal_attention
             else ""
         )
         raise DataError(

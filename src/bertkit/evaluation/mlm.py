@@ -93,7 +93,8 @@ def evaluate_mlm(
     """
     corpus = open_evaluation_text(sources, arguments)
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
-    scoring = mask_rule(loaded.model, source=arguments.model)(loaded.tokenizer)
+    rule = mask_rule(loaded.model, source=arguments.model, otherwise="is measured by `bertkit eval lm`")
+    scoring = rule(loaded.tokenizer)
     most = loaded.model.encoder.max_tokens
     length = settings.window_bytes or window_length(settings.sequence_length, USUAL_LENGTH, most)
     identity = measurement_identity(

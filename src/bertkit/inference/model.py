@@ -24,7 +24,7 @@ from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
 from bertkit.models.fill_mask import fill_masks
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
+from bertkit.models.hub import check_vocabulary, load_model
 from bertkit.models.model_files import encoder_directory, find_model
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
@@ -269,7 +269,9 @@ class Model:
 
     @cached_property
     def _pretrained(self) -> HeadedModel:
-        return load_model(self.directory)[0].to(self._engine.device)
+        model, _ = load_model(self.directory)
+        check_vocabulary(model, self._tokenizer, source=self.name)
+        return model.to(self._engine.device)
 
     @cached_property
     def _embedder(self) -> Embedder:

@@ -230,8 +230,9 @@ class BertStack(Encoder):
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """As in `Encoder`; the last layer computes keys and values of all tokens, everything else only for these."""
         last = self.summary_token_layer
-        # A recorded layer computes all tokens.
-        seen = recorder is not None and recorder.needs_within(f"blocks.{len(self.layers) - 1}.")
+        # A recorded layer, and a recorded norm after it, compute all tokens.
+        ends = (f"blocks.{len(self.layers) - 1}.", "ln_final.")
+        seen = recorder is not None and any(map(recorder.needs_within, ends))
         if last is None or seen or batch.sequences.causal_B is not None:
             return super().forward_summary_token(batch, token_B, recorder)
         scope = Scope(recorder, "")

@@ -208,6 +208,8 @@ def with_vocabulary(
     # Token ids in a config.json refer to the old vocabulary.
     remade.extras = {key: value for key, value in model.extras.items() if not key.endswith("_token_id")}
     _fill(remade, model, lambda rows, old_rows: _copy_rows(rows, old_rows, found), seed=seed)
+    if any(number != before for number, before in found.same.items()):
+        remade.initialise(seed, only={f"encoder.{name}" for name in remade.encoder.hashed_tables})
     with torch.no_grad():
         _move_positions(remade.encoder, model.encoder)
     counts = VocabularyChange(len(found.same), len(found.parts), new.vocab_size - len(found.same) - len(found.parts))

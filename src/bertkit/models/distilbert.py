@@ -1,7 +1,8 @@
 """DistilBERT: BERT with half as many layers, and without segment types and pooler.
 
-Sanh et al. 2019, arXiv:1910.01108, section 3; details as in the Hub's class: classifiers have a dense layer with ReLU
-instead of the pooler, and the norms' epsilon is fixed.
+Sanh et al. 2019, arXiv:1910.01108, section 3; details as in the Hub's class, with which the released code trains it:
+classifiers have a dense layer with ReLU instead of the pooler, the norms' epsilon is fixed, and there is no dropout on
+the output of attention.
 
 Shapes: T packed tokens, D width, V vocabulary.
 """
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import BertStack, WordEmbeddings, bert_layers
+from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
 from bertkit.models.layers import PostNormLayer
@@ -26,6 +28,7 @@ from bertkit.models.weights import Names
 _LAYER = "transformer.layer.{n}."
 _NORM_EPS = 1e-12
 _LONGEST_WAVE = 10_000.0
+_NO_DROPOUT = Dropout(0.0)
 
 
 class DistilBertConfig(TransformerConfig):
@@ -122,6 +125,13 @@ class DistilBertEmbeddings(WordEmbeddings):
         return normed_TD
 
 
+class DistilBertLayer(PostNormLayer):
+    """BERT's layer without dropout on the output of attention."""
+
+    def dropout_before(self, norm: nn.Module) -> Dropout:
+        return _NO_DROPOUT if norm is self.attention_norm else self.dropout
+
+
 class DistilBert(BertStack):
     """DistilBERT's encoder."""
 
@@ -143,4 +153,4 @@ class DistilBert(BertStack):
     def __init__(self, config: DistilBertConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
         self.embeddings = DistilBertEmbeddings(config, vocab_size)
-        self.layers = bert_layers(PostNormLayer, config, norm_eps=_NORM_EPS)
+        self.layers = bert_layers(DistilBertLayer, config, norm_eps=_NORM_EPS)

@@ -261,6 +261,9 @@ class Encoder(nn.Module, ABC):
     """For companion models: whether the additional pass without gradients computes distributions for every token of a
     batch rather than only for the predicted ones."""
 
+    hashed_tables: ClassVar[tuple[str, ...]] = ()
+    """Parameters whose rows are found from the numbers of words, and so belong to one vocabulary."""
+
     layers_run_once: ClassVar[bool] = True
     """Whether a pass calls each layer exactly once, rather than its parts or as often as the batch needs. Its weights
     can then be gathered when it is called (`engine.shard`)."""

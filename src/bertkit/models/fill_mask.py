@@ -52,7 +52,8 @@ def fill_masks(
                 " another checkpoint"
             )
         probability_MV = torch.softmax(logits_MV, dim=-1)
-        best = probability_MV.topk(min(top, probability_MV.shape[-1]), dim=-1)
+        # Rows of the embedding table beyond the vocabulary are no words.
+        best = probability_MV[:, : tokenizer.vocab_size].topk(min(top, tokenizer.vocab_size), dim=-1)
         masks = [
             [
                 {"token": tokenizer.token(n), "text": tokenizer.shown(n), "id": n, "probability": p}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import derived_seed
 from bertkit.errors import UsageError
-from bertkit.models.encoder import Encoder, initialise
+from bertkit.models.encoder import Encoder, EncoderConfig, initialise
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
 from bertkit.models.int8 import QuantisedModule
 from bertkit.models.labels import Labels
@@ -62,7 +62,7 @@ class HeadedModel(nn.Module):
         if unknown:
             raise UsageError(
                 f"model.family {encoder.config.model_type!r} has no head for {', '.join(unknown)}; it has"
-                f" {', '.join(self.plans)}"
+                f" {', '.join(self.plans)}{_families_with(unknown)}"
             )
         self.encoder = encoder
         self.head_names = tuple(name for name in self.plans if name in heads)
@@ -225,6 +225,16 @@ class HeadedModel(nn.Module):
             tied |= {f"{decoder}.{kind}": hub[name] for kind, name in present.items()}
         # If the head's own bias is the decoder's on the Hub, it is not a copy.
         return {name: source for name, source in tied.items() if name != source}
+
+
+def _families_with(heads: Collection[str]) -> str:
+    """The families that have these heads, as the end of a message; empty if there are none."""
+    kinds: list[type[EncoderConfig]] = EncoderConfig.__subclasses__()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    families = [kind for kind in kinds if "family" in kind.model_fields]
+    having = sorted(kind.model_type for kind in families if set(heads) <= kind().heads().keys())
+    return f". Use a model of a family that has it: {', '.join(having)}" if having else ""
 
 
 def share_embeddings(encoder: Encoder, source: Encoder) -> None:

@@ -81,7 +81,7 @@ class Labels:
         return found if self.problem_type is None else {**found, "problem_type": self.problem_type}
 
     def order_of(self, wanted: Sequence[str], *, source: str) -> tuple[int, ...]:
-        """The logit number of each requested label; names are compared ignoring case.
+        """The logit number of each requested label; names are compared ignoring case, unless they are the same.
 
         Args:
             wanted: a task's labels.
@@ -101,6 +101,9 @@ class Labels:
                 f" {', '.join(self.names)}), so their order is unknown; name them there as {', '.join(wanted)}"
                 " in the order of the logits"
             )
+        exact = {name: number for number, name in enumerate(self.names)}
+        if exact.keys() == set(wanted):  # some may differ in case alone
+            return tuple(exact[name] for name in wanted)
         here = {name.casefold(): number for number, name in enumerate(self.names)}
         if sorted(here) != sorted(name.casefold() for name in wanted):
             raise DataError(f"{source}: the classifier's labels are {', '.join(self.names)}, not {', '.join(wanted)}")

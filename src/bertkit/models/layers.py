@@ -170,17 +170,22 @@ class PostNorm(_Layer):
 
     def normed_sum(self, norm: nn.Module, residual_TD: Tensor, branch_TD: Tensor) -> Tensor:
         """norm(residual + dropout(branch)): (T, D)."""
+        dropout = self.dropout_before(norm)
         if torch.compiler.is_compiling() and branch_TD.dtype == torch.bfloat16:
             # The graph adds and normalises in float32, and writes its output in the branches' precision.
-            narrow_TD: Tensor = norm(residual_TD.float() + self.dropout(branch_TD)).to(branch_TD.dtype)
+            narrow_TD: Tensor = norm(residual_TD.float() + dropout(branch_TD)).to(branch_TD.dtype)
             return narrow_TD
         kernels = active(branch_TD)
         if kernels is None or not _in_float32(norm, residual_TD):
-            normed_TD: Tensor = norm(residual_TD + self.dropout(branch_TD))
+            normed_TD: Tensor = norm(residual_TD + dropout(branch_TD))
             return normed_TD
         assert isinstance(norm, nn.LayerNorm)
-        drop = drawn(branch_TD.numel(), self.dropout.rate) if self.dropout.training else None
+        drop = drawn(branch_TD.numel(), dropout.rate) if dropout.training else None
         return ops.residual_norm(kernels, residual_TD, branch_TD, norm.weight, norm.bias, epsilon=norm.eps, drop=drop)
+
+    def dropout_before(self, norm: nn.Module) -> Dropout:
+        """The dropout of the branch that is added before one of the layer's norms."""
+        return self.dropout
 
     def read(self, hidden_TD: Tensor) -> Tensor:
         return hidden_TD

@@ -85,6 +85,11 @@ class MobileBertConfig(BertLikeConfig):
     hub_defaults: ClassVar[Mapping[str, Any]] = {"classifier_activation": True}
 
     @property
+    def causal_attention(self) -> bool:  # type: ignore[override]  # a class variable elsewhere; here it is a setting
+        """Not with `trigram_input`, which reads the next token."""
+        return not self.trigram_input
+
+    @property
     def inner_size(self) -> int:
         """F."""
         return self.intra_bottleneck_size if self.use_bottleneck else self.hidden_size

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -53,9 +54,22 @@ class RobertaLikeConfig(BertLikeConfig):
     }
     default_pad_id: ClassVar[int] = 1
 
+    @cached_property
+    def padding_id(self) -> int:
+        """The padding id, after which positions are counted: that of the config.json from which the settings were read.
+        It is no setting: a recipe's model has that of its tokenizer."""
+        return self.default_pad_id
+
     @property
     def max_tokens(self) -> int:
-        return self.max_position_embeddings - self.default_pad_id - 1
+        return self.max_position_embeddings - self.padding_id - 1
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        config = super().from_hub(contents)
+        if (pad_id := contents.get("pad_token_id")) is not None:
+            config.__dict__["padding_id"] = pad_id  # as cached_property keeps it: no part of comparisons and dumps
+        return config
 
     def build(self, vocab_size: int, *, pad_id: int = 1) -> Encoder:
         return Roberta(self, vocab_size, pad_id=pad_id)

@@ -308,7 +308,8 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
     """The rule of this name, or the one that the model's config.json names, or the first one whose head it has.
 
     Raises:
-        UsageError: no rule has this name, or it reads a token from a state that was trained to predict the next one.
+        UsageError: no rule has this name, it reads a token from a state that was trained to predict the next one, or
+            the family cannot be read that way.
         DataError: the model does not have the head.
     """
     if name is not None and name not in SCORING_RULES:
@@ -332,6 +333,11 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
     for rule in wanted:
         if rule.head in model.head_names and (model.encoder.config.causal_attention or not rule.causal):
             return rule
+    if name is not None and SCORING_RULES[name].head in model.head_names:
+        raise UsageError(
+            f"{source}: a model of family {model.encoder.config.model_type} cannot be read from left to right, as the"
+            f" rule {name} does; leave the rule out"
+        )
     *others, last = dict.fromkeys(rule.head for rule in wanted)
     heads = f"{', '.join(others)} or {last}" if others else last
     has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
@@ -341,8 +347,18 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
     )
 
 
-def mask_rule(model: HeadedModel, *, source: str = "the model") -> type[MaskedRule]:
+def mask_rule(
+    model: HeadedModel,
+    *,
+    source: str = "the model",
+    otherwise: str = "generates text by `bertkit generate --method sample`",
+) -> type[MaskedRule]:
     """The rule by which a model predicts a single masked token.
+
+    Args:
+        model: the model.
+        source: its name, for messages.
+        otherwise: what a model that reads from left to right does instead, for messages.
 
     Raises:
         DataError: the model cannot fill in masks.
@@ -351,7 +367,7 @@ def mask_rule(model: HeadedModel, *, source: str = "the model") -> type[MaskedRu
     if recorded == EncoderLeftToRight.name:
         raise DataError(
             f"{source} was trained only from left to right and cannot fill in masks; use one that was pretrained with"
-            " masked_lm, or generate text with this one: bertkit generate --method sample, greedy or beam"
+            f" masked_lm; this one {otherwise}"
         )
     for rule in (MaskedNextTokenScoring if recorded == MaskedNextTokenScoring.name else SingleMaskRule, QueryStream):
         if rule.head in model.head_names:
@@ -359,7 +375,7 @@ def mask_rule(model: HeadedModel, *, source: str = "the model") -> type[MaskedRu
     has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
     raise DataError(
         f"{source} has no head that fills in masks ({has}); use one that was pretrained with masked_lm or"
-        " permutation_lm, or generate text with a causal one: bertkit generate --method sample"
+        f" permutation_lm{f'; this one {otherwise}' if LeftToRight.head in model.head_names else ''}"
     )
 
 

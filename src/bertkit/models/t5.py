@@ -307,11 +307,11 @@ class T5(StackedEncoderDecoder):
         )
 
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
-        finished_SD: Tensor = self.dropout(self.source_norm(hidden_SD))
+        finished_SD: Tensor = self.dropout(scope.tap("ln_final.hook_normalized", self.source_norm(hidden_SD)))
         return finished_SD
 
     def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
-        finished_UD: Tensor = self.dropout(self.target_norm(hidden_UD))
+        finished_UD: Tensor = self.dropout(scope.tap("ln_final.hook_normalized", self.target_norm(hidden_UD)))
         return finished_UD
 
     def to_hub(self) -> dict[str, Any]:

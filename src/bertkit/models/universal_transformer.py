@@ -306,12 +306,10 @@ class UniversalTransformer(StackedEncoderDecoder):
         return embedded_TD
 
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
-        normed_SD: Tensor = self.source_norm(hidden_SD)
-        return normed_SD
+        return scope.tap("ln_final.hook_normalized", self.source_norm(hidden_SD))
 
     def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
-        normed_UD: Tensor = self.target_norm(hidden_UD)
-        return normed_UD
+        return scope.tap("ln_final.hook_normalized", self.target_norm(hidden_UD))
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
