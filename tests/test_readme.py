@@ -73,6 +73,14 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
     assert names["vectors"].shape[0] == 2
 
 
+def test_the_table_of_recipes_names_every_shipped_recipe_and_no_other() -> None:
+    from bertkit.recipe.find import recipe_names
+
+    table = README.split("\n## Recipes\n\n")[1].split("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(recipe_names())
+
+
 def test_every_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:
     from bertkit.pretraining.recipe import load_recipe
     from bertkit.pretraining.stages import stages_of
