@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import save_model
+from bertkit.pretraining.recipe import load_recipe
+from bertkit.recipe.dump import dump_recipe
+from bertkit.recipe.resolve import Override
+from bertkit.run.checkpoint import save_checkpoint
+from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from tests.text.corpora import english
@@ -66,4 +72,21 @@ def constant_model(tokenizer: Tokenizer) -> HeadedModel:
 
 def save_tiny(model: HeadedModel, tokenizer: Tokenizer, directory: Path) -> Path:
     save_model(model, tokenizer, directory)
+    return directory
+
+
+def write_run(directory: Path, steps: Sequence[int], *, finished: bool = True) -> Path:
+    """A pretraining run with a different model in each checkpoint."""
+    tokenizer = tiny_tokenizer()
+    sizes = {f"model.{key}": value for key, value in BERT.items()}
+    values = {"model.family": "bert", "data.sequence_length": 40, **sizes}
+    recipe = load_recipe("quickstart", [Override(key, value) for key, value in values.items()])
+    identity = RunIdentity("pretrain", "tiny", dump_recipe(recipe), "0" * 64, 0, ["x"])
+    run = RunDirectory.create(directory, identity, directory)
+    for step in steps:
+        model = tiny_model(tokenizer, seed=step)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        save_checkpoint(run.checkpoints, step, {"weights": weights}, {"step": step, "tokens": 10 * step}, keep=9)
+    if finished:
+        save_model(model, tokenizer, run.model)
     return directory

@@ -39,6 +39,9 @@ STUDY: dict[str, Any] = {
     ],
 }
 
+ALONE = ("choose=null", "claims=[]", "seeds=[0]", "arms.causal=null")
+"""Settings that leave one run of one arm."""
+
 
 def study(**changes: Any) -> dict[str, Any]:
     """The study with other values of some keys; those of `arms` and `measures` are added."""

@@ -91,11 +91,9 @@ def generate(
     from bertkit.training.config import EngineConfig
     from bertkit.training.engine import resolve_engine
 
-    texts = _prompts(prompts, file)
-    tokens = batch_tokens_of(batch_tokens)
-    engine = resolve_engine(
-        EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=tokens or "auto")
-    )
+    texts, tokens = _prompts(prompts, file), batch_tokens_of(batch_tokens)
+    config = EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=tokens or "auto")
+    engine = resolve_engine(config)
     loaded, tokenizer = _loaded(model_or_default(model), offline=common.offline)
     reads_source = loaded.encoder.config.is_encoder_decoder
     stream = _Stream("" if reads_source else texts[0]) if _can_stream(texts, settings) and not common.as_json else None

@@ -213,11 +213,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         for name, split in {"train": train, **splits}.items()
     }
     task.check_additional(splits[watched[0]].examples)
-    hashes = {
-        "tokenizer": tokenizer.fingerprint,
-        "model": weights_hash(directory),
-        CONFIG_FINGERPRINT: config_hash(directory),
-    }
+    hashes = {"tokenizer": tokenizer.fingerprint, **_model_hashes(directory)}
     if isinstance(task, Embedding) and recipe.task_settings.teacher is not None:
         features, hashes["teacher"] = taught(
             encoded["train"].features,
@@ -245,6 +241,11 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         in_train=in_train,
         label_mean=_label_mean(train.examples, labelled_train.examples) if isinstance(task, Regression) else 0.0,
     )
+
+
+def _model_hashes(directory: Path) -> dict[str, str]:
+    """The fingerprints of a starting model."""
+    return {"model": weights_hash(directory), CONFIG_FINGERPRINT: config_hash(directory)}
 
 
 def _read(recipe: FinetuneRecipe, watched: Sequence[str], *, offline: bool) -> dict[str, Split]:
