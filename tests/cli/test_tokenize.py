@@ -11,6 +11,7 @@ import pytest
 from tests.text.corpora import english
 
 from bertkit.data.shards import TokenShards
+from bertkit.errors import DataError
 from bertkit.text.tokenizer_files import load_tokenizer
 
 Command = Callable[..., Any]
@@ -89,3 +90,33 @@ def test_faults_have_their_exit_codes_and_no_traceback(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "executor", "jobs"),
+    [
+        ([], None, "local", 1),
+        (["--workers", "3"], 3, "local", 3),
+        (["--jobs", "3"], 3, "local", 3),
+        (["--executor", "ray", "--workers", "3"], 3, "ray", 3),
+    ],
+)
+def test_workers_and_jobs_are_one_option(
+    bertkit: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    text: Path,
+    tmp_path: Path,
+    options: list[str],
+    workers: int | None,
+    executor: str,
+    jobs: int,
+) -> None:
+    given: dict[str, Any] = {}
+
+    def prepare(*_: Any, **options: Any) -> None:
+        given.update(options)
+        raise DataError("seen")
+
+    monkeypatch.setattr("bertkit.data.prepare.prepare_shards", prepare)
+    assert bertkit("tokenize", text, "--out", tmp_path / "out", *options).code == 3
+    assert (given["workers"], given["executor"].executor, given["executor"].jobs) == (workers, executor, jobs)

@@ -290,6 +290,22 @@ def test_low_bits_are_at_most_half_a_step_off_and_a_group_has_its_ends(bits: int
     assert torch.equal(low, made.weight_low)
 
 
+@pytest.mark.parametrize("group", [3, -1])
+def test_a_row_of_a_group_that_the_file_does_not_have_is_refused(group: int) -> None:
+    made = LowBitLinear.of(nn.Linear(9, 10), row_groups(10, 3), 3, torch.tensor(1.0))
+    made.weight_group[4] = group
+    with pytest.raises(DataError, match=f"10 x 9 weights: a row is in group {group}, but there are 3 groups"):
+        LowBitLinear.like(nn.Linear(9, 10), dict(made.state_dict()), 3, activation_bits=8)
+
+
+@pytest.mark.parametrize("leaf", ["weight_low", "weight_step", "weight_group"])
+def test_a_missing_tensor_of_a_packed_map_is_named(leaf: str) -> None:
+    tensors = dict(LowBitLinear.of(nn.Linear(9, 10), row_groups(10, 3), 3, torch.tensor(1.0)).state_dict())
+    del tensors[leaf]
+    with pytest.raises(DataError, match=f"10 x 9 weights: {leaf} missing"):
+        LowBitLinear.like(nn.Linear(9, 10), tensors, 3, activation_bits=8)
+
+
 def test_bits_that_do_not_fit_the_file_are_refused() -> None:
     made = LowBitLinear.of(nn.Linear(9, 10), row_groups(10, 3), 3, torch.tensor(1.0))
     with pytest.raises(DataError, match=r"10 x 9 weights has 34 bytes, but 2 bits per weight take 23"):

@@ -12,9 +12,10 @@ import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import escaped, spelled
-from bertkit.cli.options import Common, ParallelRunOptions, option
+from bertkit.cli.options import Common, ExecutorName, option
 from bertkit.errors import UsageError
 from bertkit.files import cache_directory
+from bertkit.jobs.settings import MOST_JOBS, ExecutorSettings
 from bertkit.stores.url import StoreUrl, has_scheme
 from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import TokenizerConfig
@@ -59,9 +60,18 @@ def tokenize(
     ],
     reading: Annotated[SourceOptions, spelled(span_fields="--span-field NAME", panel="Reading")],
     workers: Annotated[
-        int | None, option("--workers", metavar="N", min=1, help="Number of processes (default: one per core).")
+        int | None,
+        option(
+            "--workers",
+            "--jobs",
+            metavar="N",
+            min=1,
+            max=MOST_JOBS,
+            help="Number of processes (default: one per core); with --executor ray, number of blocks that the cluster"
+            " tokenises at a time (default: 1).",
+        ),
     ] = None,
-    side_by_side: ParallelRunOptions,
+    executor: ExecutorName = None,
     common: Common,
 ) -> None:
     """Turn text into a tokenizer and token shards in DIR; after an interruption, the same command continues."""
@@ -84,8 +94,8 @@ def tokenize(
         vocabulary,
         None if place is not None else Path(out),
         cache=cache,
-        workers=workers or side_by_side.jobs,
-        executor=side_by_side.settings,
+        workers=workers,
+        executor=ExecutorSettings(executor=executor or "local", jobs=workers or 1),
         progress=console.progress,
         offline=offline,
     )

@@ -114,7 +114,8 @@ class LowBitLinear(QuantisedModule, nn.Linear):
             bits: of each weight, by config.json.
 
         Raises:
-            DataError: the bits per weight are not given or no number, or differ from the file's.
+            DataError: the bits per weight are not given or no number, or differ from the file's; a tensor is missing; a
+                row belongs to a group that the file does not have.
         """
         wanted = packed_bytes(linear.out_features, linear.in_features, bits) if isinstance(bits, int) else None
         found = tensors[cls.PACKED].numel()
@@ -123,11 +124,22 @@ class LowBitLinear(QuantisedModule, nn.Linear):
                 f"quantization_config.bits: a map of {linear.out_features} x {linear.in_features} weights has {found}"
                 f" bytes, but {bits!r} bits per weight take {wanted}; the file and config.json do not belong together"
             )
+        if missing := [leaf for leaf in cls.LEAVES if leaf not in tensors]:
+            raise DataError(
+                f"a map of {linear.out_features} x {linear.in_features} weights: {', '.join(missing)} missing"
+            )
+        groups, group_F = tensors["weight_low"].numel(), tensors["weight_group"]
+        outside = group_F[(group_F < 0) | (group_F >= groups)]
+        if outside.numel():
+            raise DataError(
+                f"a map of {linear.out_features} x {linear.in_features} weights: a row is in group {int(outside[0])},"
+                f" but there are {groups} groups (0 is the first); the file is damaged"
+            )
         return cls(
             linear.in_features,
             linear.out_features,
             bias=linear.bias is not None,
-            groups=tensors["weight_low"].numel(),
+            groups=groups,
             bits=bits,
             activation_bits=activation_bits,
         )

@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from bertkit.errors import BertkitError, UsageError
+from bertkit.errors import BertkitError, UsageError, first_line
 from bertkit.ranks import RankLostError, Ranks, TorchrunEnvironment
 from bertkit.training.rendezvous import store_of_attempt
 
@@ -93,7 +93,7 @@ def joined(launch: TorchrunEnvironment) -> Iterator[RankGroup]:
         store = store_of_attempt(shared, rank, count, timeout_seconds=JOIN_SECONDS)
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        raise RankLostError(f"the {launch.count} ranks did not all connect: {str(error).splitlines()[0]}") from error
+        raise RankLostError(f"the {launch.count} ranks did not all connect: {first_line(error)}") from error
     try:
         ranks = RankGroup(launch, store)
         yield ranks
