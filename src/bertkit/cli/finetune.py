@@ -17,6 +17,7 @@ from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import (
     DEFAULT_MODEL,
+    READING,
     DataDir,
     Metrics,
     ParallelRunOptions,
@@ -54,7 +55,6 @@ Model = Annotated[
 _INPUTS = "bertkit.finetuning.inputs"
 _COLUMNS = "bertkit.tasks.readers.table:Columns"
 _SPLIT = f"{_INPUTS}:SplitSettings"
-READING = "bertkit.tasks.readers:TableReadOptions"
 _PANEL = "Your own data"
 
 
