@@ -31,3 +31,14 @@ def test_an_evaluation_between_two_log_lines_is_in_the_figure(tmp_path: Path) ->
         ["15", "200"],
         ["20", "300"],
     ]
+
+
+def test_a_training_loss_that_was_logged_once_is_visible(tmp_path: Path) -> None:
+    markers = []
+    for logged in (1, 2):
+        with MetricsLog(tmp_path / f"{logged}.jsonl") as metrics:
+            for step in range(1, logged + 1):
+                metrics.log(step, {"tokens": step, "loss": 1.0 + step, "held_out/loss": 2.0})
+        _, drawn, _ = draw_curves(tmp_path / f"{logged}.jsonl", tmp_path / f"figures{logged}", title="tiny")
+        markers.append(drawn.read_text().count('style="fill: #999999; stroke: #999999'))
+    assert markers == [2, 0]  # the point and the legend's; a line has none

@@ -60,7 +60,9 @@ def _draw(
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     losses, shares = figure.subplots(1, 2)
-    losses.plot(*_points(rows, _TRAINING), color="0.6", label="training")
+    tokens, trained = _points(rows, _TRAINING)
+    alone = "s" if len(tokens) == 1 else ""  # a line of one point would not be visible
+    losses.plot(tokens, trained, color="0.6", marker=alone, markersize=3, label="training")
     losses.plot(*_points(rows, _HELD_OUT), color="black", marker="o", markersize=3, label="held out")
     losses.set(xlabel="tokens read (millions)", ylabel="loss (nats, weighted sum of terms)")
     for name, dashes, marker in zip(accuracies, cycle(_DASHES), cycle(_MARKERS), strict=False):
