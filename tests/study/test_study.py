@@ -48,14 +48,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the study, before it is run."""
-    monkeypatch.chdir(tmp_path)
-    write_study(tmp_path)
-    return tmp_path
-
-
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than everything else; only `straight` has them."""

@@ -22,17 +22,9 @@ from bertkit.study.planned import PlannedStudy
 from bertkit.study.run import run_study
 from tests.hub_server import STOPPED, Hub, commit_of, serving
 from tests.hub_server import bertkit as on_hub
-from tests.study.tiny_study import ALONE, arguments, write_study
+from tests.study.tiny_study import ALONE, arguments
 from tests.training.stopping import stopping_at
 from tests.training.tiny_run import write_model
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the study, before it is run."""
-    monkeypatch.chdir(tmp_path)
-    write_study(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture(autouse=True)
