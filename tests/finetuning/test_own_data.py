@@ -191,7 +191,7 @@ def test_the_command_line_reads_a_spreadsheets_export(place: Place, bertkit: Ber
     words += ["--skip-bad-rows", "--run-dir", str(tmp_path / "run")]
     plan = bertkit(*words, "--plan")
     assert plan.code == 0, plan.stderr
-    assert "columns are separated by semicolons, not commas, and read so" in plan.stderr
+    assert "columns are separated by semicolons, not commas; the file is read accordingly" in plan.stderr
     assert "train skips" in plan.stdout
     assert "2 rows: no label" in plan.stdout
     done = bertkit(*words, "--epochs", "1", "--json")

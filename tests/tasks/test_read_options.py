@@ -43,7 +43,7 @@ def test_a_csv_of_another_delimiter_is_read_by_its_first_line_and_told(
     with caplog.at_level(logging.INFO, logger="bertkit"):
         assert read(path) == ROWS
     assert "columns are separated by" in caplog.text
-    assert "not commas, and read so" in caplog.text
+    assert "not commas; the file is read accordingly" in caplog.text
 
 
 def test_a_delimiter_that_is_given_is_taken(tmp_path: Path) -> None:

@@ -180,10 +180,10 @@ class Console:
         """Shown always; scripts wait for this line."""
         self._write(text)
 
-    def line(self, text: str, style: str | None = None) -> None:
+    def line(self, text: str) -> None:
         """A line that is not logged, such as part of a progress report; shown unless -q."""
         if self._verbosity >= 0:
-            self._write(text, style)
+            self._write(text)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
         """A table with text left-aligned and numbers right-aligned; shown unless -q.

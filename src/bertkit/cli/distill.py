@@ -77,6 +77,7 @@ def distill(
     `bertkit distill distil-task --teacher RUN --task mrpc --control`
     `bertkit distill pkd --teacher M --task rte --seeds 0-4`
     `bertkit distill distilbert --teacher M --data my.txt`
+    `bertkit distill prune-heads --teacher RUN --task mrpc --data-dir glue`
     `bertkit distill static-embeddings --teacher EMBEDDER`
     """
     with common.place(resume) as place:

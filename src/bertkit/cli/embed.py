@@ -178,8 +178,8 @@ def embed(
 ) -> None:
     """Embed every text of a file, in order: `bertkit embed --model M texts.txt --out vectors.npy`
 
-    A text's vector is bit-identical for any other texts. Files of any size are read in blocks; a stopped command
-    continues when run again. An empty line counts as a text.
+    A text's vector is bit-identical whatever other texts the file contains. Files of any size are read in blocks; a
+    stopped command continues when run again. An empty line counts as a text.
 
     Examples:
     `echo "a fine film" | bertkit embed --model M`

@@ -43,7 +43,11 @@ PUBLISHED = [name for name, task in TASKS.items() if "train" in task.splits]
 
 
 class Suites(CommandGroup):
-    """Evaluate a model; each suite has its own options: `bertkit eval SUITE --help`."""
+    """Evaluate a model; each suite has its own options: `bertkit eval SUITE --help`.
+
+    The names after `ensemble` are published tasks, for which a model without the task's head is fine-tuned first:
+    `bertkit eval mrpc --model MODEL --data-dir glue`
+    """
 
     table: ClassVar = {
         NEW_DATA: "bertkit.cli.eval_data:data",

@@ -39,7 +39,7 @@ DEFAULT_MODEL = "google-bert/bert-base-uncased"
 READING = "bertkit.tasks.readers.read_options:TableReadOptions"
 """The class of the options for reading a file of rows."""
 
-COMMON_PANEL = "Options of every command"
+COMMON_PANEL = "Common options"
 
 
 def model_or_default(model: str | None) -> str:

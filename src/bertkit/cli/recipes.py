@@ -20,7 +20,7 @@ class Recipes(CommandGroup):
 
 
 def list_recipes(*, common: Output) -> None:
-    """List the shipped recipes: name, kind, title, paper."""
+    """List the shipped recipes: name, kind and title; with --json also the paper."""
     from bertkit.recipe.resolve import shipped_headers
 
     headers = shipped_headers()

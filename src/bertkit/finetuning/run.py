@@ -7,9 +7,11 @@ chosen, and the model of its best run becomes the suite's. Finished runs, of thi
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -54,6 +56,7 @@ from bertkit.training.run import (
     run_of,
     train_run,
 )
+from bertkit.training.model_state import write_whole
 from bertkit.training.run_jobs import minutes_until, run_jobs, until
 from bertkit.visible import shell_word
 
@@ -289,10 +292,21 @@ def finished_job(
 
 
 def link_model(link: Path, model: Path) -> None:
-    """Make the chosen model that of the suite; relative if it is in the suite's directory, which can then be moved."""
+    """Make the chosen model that of the suite: by a link, which is relative if the model is in the suite's directory,
+    so that this can be moved; by a copy if the file system has no links, such as some mounted cloud drives."""
     target, suite = model.resolve(), link.parent.resolve()
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.relative_to(suite) if target.is_relative_to(suite) else target, target_is_directory=True)
+    if link.is_symlink():
+        link.unlink()
+    elif link.is_dir():
+        shutil.rmtree(link)
+    inside = target.relative_to(suite) if target.is_relative_to(suite) else target
+    try:
+        link.symlink_to(inside, target_is_directory=True)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        log.info("%s is a copy of %s: this file system has no links (%s)", link, inside, error.strerror)
+        write_whole(link, lambda writing: shutil.copytree(target, writing))
 
 
 def result_hashes(run: RunDirectory) -> dict[str, str]:

@@ -148,7 +148,7 @@ class Model:
 
         Pooling and further modules are those of a sentence-transformers directory; for other models the states are
         averaged over the tokens. A text longer than the model's maximum is cut at its end. On a CPU the vector of a
-        text is bit-identical for any other texts in the call.
+        text is bit-identical whatever other texts are in the call.
 
         Raises:
             UsageError: `texts` is a single text.

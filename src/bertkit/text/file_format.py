@@ -111,7 +111,7 @@ def delimiter_of(header: str, usual: str, place: str, given: str | None = None) 
             " (reading.delimiter)"
         )
     log.info(
-        "%s: columns are separated by %s, not %s, and read so",
+        "%s: columns are separated by %s, not %s; the file is read accordingly",
         *(place, delimiter_in_words(others[0]), delimiter_in_words(usual)),
     )
     return others[0]
