@@ -143,6 +143,9 @@ def test_spanbert_has_the_values_of_its_section_4_2() -> None:
         optimisation = recipe.optimisation
         assert (optimisation.steps, optimisation.batch_sequences) == (2_400_000, 256)
         assert (optimisation.schedule.peak, optimisation.schedule.warmup_steps) == (1e-4, 10_000)
+        # polynomial_decay_schedule.py there, after the warm-up: lr * (1 - num_updates / total_num_update)
+        rates = [optimisation.schedule.learning_rate(step, optimisation.steps) for step in (5_000, 20_000, 2_000_000)]
+        assert rates == pytest.approx([1e-4 * 0.5, 1e-4 * (1 - 2e4 / 2.4e6), 1e-4 * (1 - 2e6 / 2.4e6)])
         optimizer = optimisation.optimizer
         assert optimizer.eps == pytest.approx(1e-8 * 0.15 * 4096)  # type: ignore[union-attr]  # AdamW has one
         assert (optimizer.weight_decay, optimizer.decay_biases_and_norms, optimizer.clip_norm) == (0.1, True, None)
