@@ -68,6 +68,7 @@ def test_pkd_has_the_papers_values_on_this_projects_scales() -> None:
         soft, patience = sorted(recipe.terms, key=lambda term: term.term, reverse=True)
         assert (soft.weight, patience.weight, recipe.labels_weight) == (0.7 / 2, 100.0, 0.3)
         assert recipe.optimisation.epochs == 4
+        assert recipe.optimisation.select == "best"  # nli_data_processing.py, find_eval_res_task_subdir
     assert six.student == TeacherLayers(layers="first", of="?")
     assert three.student == TeacherLayers(layers="first", number=3, of="?")
 

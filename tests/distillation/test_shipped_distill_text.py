@@ -138,6 +138,7 @@ def test_distilbert_has_the_values_of_its_code() -> None:
 
 def test_tinybert_learns_layer_m_from_layer_3m_through_one_map() -> None:
     recipe = loaded("tinybert-general")
+    assert recipe.model.model_dump()["initializer"] == "normal"  # init_bert_weights: not truncated
     teacher = BertConfig()
     sizes = ShapePair.from_configs(recipe.model, teacher)
     tables = {each.term: each.distilled.layer_pairs(sizes) for each in recipe.objectives}  # type: ignore[attr-defined]  # all are terms

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bertkit as package
-from bertkit.distillation.static_table import StaticTable, rows_of, token_vectors, weighted, write_static
+from bertkit.distillation.static_table import StaticTable, rows_of, token_vectors, used_rows, weighted, write_static
 from bertkit.errors import DataError, UsageError
 from bertkit.models.hub import load_model
 from bertkit.models.model_files import write_safetensors
@@ -58,6 +58,18 @@ def test_rows_are_components_by_zipfs_weight_and_unused_ones_are_zero(sif: float
     weights = 1 if sif is None else (sif / (sif + share / share.sum()))[:, None]
     np.testing.assert_allclose(np.abs(table[used]), np.abs(centred @ axes[:5].T) * weights, rtol=1e-3, atol=1e-6)
     assert kept == pytest.approx((lengths[:5] ** 2).sum() / (lengths**2).sum(), rel=1e-4)
+
+
+def test_special_tokens_have_no_rank_unless_they_are_swapped(model: Path, tmp_path: Path) -> None:
+    """model2vec since 0.6 removes them, all but those for padding and unknown text."""
+    tokenizer = load_tokenizer(model)
+    left_out = np.flatnonzero(~used_rows(tokenizer, StaticTable()))
+    assert [tokenizer.token(token) for token in left_out] == ["[CLS]", "[SEP]", "[MASK]"]
+    assert used_rows(tokenizer, StaticTable(special_tokens="swapped")).all()
+    write_static(str(model), tmp_path / "table")
+    table = load_static(tmp_path / "table").encoder.word_embedding.weight.detach().numpy()
+    assert not table[left_out].any()
+    assert table[tokenizer.pad_id].any()
 
 
 def test_both_libraries_read_it_with_equal_vectors(model: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
 from bertkit.models.labels import Labels
+from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.models.pruning import prune_heads, pruned_heads, restore_heads
 from bertkit.models.roberta import RobertaConfig
 from tests.tasks.tiny_task import tiny_tokenizer
@@ -168,6 +169,36 @@ def test_layers_of_a_pruned_teacher_that_do_not_fit_are_refused_with_the_remedy(
     narrow = HeadedModel(BertConfig(**{**SIZES, "hidden_size": 15}).build(53))
     with pytest.raises(UsageError, match=r"student\.embeddings: .*the teacher's widths"):
         init_from_teacher(narrow, teacher, layers=None)
+
+
+def test_a_norm_that_only_scales_takes_nothing_from_a_layer_norm() -> None:
+    """The norm of a MobileBERT's embeddings starts at 1 and 0; its other embeddings and its heads are its teacher's."""
+    sizes = {"hidden_size": 18, "num_hidden_layers": 2, "num_attention_heads": 3, "embedding_size": 8}
+    heads = ("masked_lm", "next_sentence")
+    teacher = HeadedModel(
+        MobileBertConfig(
+            **sizes,  # type: ignore[arg-type]  # sizes are whole numbers
+            intra_bottleneck_size=12,
+            num_feedforward_networks=1,
+            key_query_shared_bottleneck=False,
+            normalization_type="layer_norm",
+            classifier_activation=True,
+        ).build(53),
+        heads,
+    )
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(7))
+    student = HeadedModel(MobileBertConfig(**sizes, intra_bottleneck_size=6).build(53), heads)  # type: ignore[arg-type]  # as above
+    student.initialise(seed=1)
+    init_from_teacher(student, teacher, layers=None)
+    norm = student.get_submodule("encoder.embeddings.norm")
+    assert torch.equal(norm.get_parameter("weight"), torch.ones(18))
+    assert torch.equal(norm.get_parameter("bias"), torch.zeros(18))
+    copied = [name for name, _ in student.named_parameters() if "layers." not in name and "embeddings.norm" not in name]
+    assert "masked_lm.norm.weight" in copied
+    for name in copied:
+        assert torch.equal(student.get_parameter(name), teacher.get_parameter(name)), name
 
 
 def test_what_makes_no_student_is_refused() -> None:

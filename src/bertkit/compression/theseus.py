@@ -9,7 +9,9 @@ p = 1 the successors are fine-tuned alone.
   optimiser also contains only the successors; its clipping includes the predecessor's gradients, which are not computed
   here.)
 - Blocks are drawn once per update, by seed and step, so the way a batch is split and where a run was stopped change
-  nothing. An update in which no block is replaced changes no weight.
+  nothing.
+- A successor that is not drawn has a gradient of zero from its first use on: its moments decay, and still move it. The
+  released code's torch set gradients to zero after an update; torch 2 deletes them, and would leave the layer alone.
 - Evaluation and the result use only the successors.
 """
 
@@ -19,10 +21,13 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.random import Draw
+from bertkit.arrays import Float64Array
+from bertkit.data.random import Counter, Draw
 from bertkit.errors import UsageError
 from bertkit.models.bert import BertStack
 from bertkit.models.headed import HeadedModel
@@ -128,22 +133,33 @@ class Replaceable(nn.Module):
         layers = [self.successor]
         if self.training and isinstance(draws, BlockDraws) and not draws.is_replaced(self.number):
             layers = list(self.predecessor)
+            draws.left_out.append(self)
         for layer in layers:
             hidden_TD = layer(hidden_TD, sequences, scope)
         return hidden_TD
 
 
 class BlockDraws(Recorder):
-    """Which blocks of update number `step` are replaced, each with `probability`; it records nothing."""
+    """Which blocks of update number `step` are replaced, each with `probability`; it records nothing.
+
+    Attributes:
+        left_out: blocks that were not replaced.
+    """
 
     def __init__(self, draw: Draw, step: int, probability: float) -> None:
         super().__init__()
+        self.left_out: list[Replaceable] = []
         self._draw = draw
         self._step = step
         self._probability = probability
 
     def is_replaced(self, block: int) -> bool:
-        return bool(self._draw.uniform("replaced", sample=self._step, position=block) < self._probability)
+        return bool(_numbers(self._draw, self._step, block) < self._probability)
+
+
+def _numbers(draw: Draw, step: Counter, block: int) -> Float64Array:
+    """The uniform numbers of a block in these updates; it is replaced where they are below p."""
+    return draw.uniform("replaced", sample=step, position=block)
 
 
 class TheseusGradient(Gradient):
@@ -152,10 +168,27 @@ class TheseusGradient(Gradient):
     def __init__(self, settings: Theseus, seed: int) -> None:
         self.settings = settings
         self.draw = Draw(seed, "theseus")
+        self._first_use: dict[int, int] = {}
 
     def add(self, loss: LossOf, batch: TaskBatch, scales: Mapping[str, TermScale], step: int) -> dict[str, LossSum]:
-        losses = loss(BlockDraws(self.draw, step, self.settings.probability(step)))
+        draws = BlockDraws(self.draw, step, self.settings.probability(step))
+        losses = loss(draws)
         total = scaled_total(losses, scales)
         if total.requires_grad:  # false if no block is replaced
             backward(total)
+        for block in draws.left_out:
+            if self.was_used(block.number, step):
+                for parameter in block.successor.parameters():
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
         return detached(losses)
+
+    def was_used(self, block: int, step: int) -> bool:
+        """Whether a block was replaced in any update before this one."""
+        if block not in self._first_use:
+            probabilities = [self.settings.probability(earlier) for earlier in range(step)]
+            used = np.flatnonzero(_numbers(self.draw, np.arange(step), block) < probabilities)
+            if not used.size:
+                return False
+            self._first_use[block] = int(used[0])
+        return self._first_use[block] < step

@@ -24,6 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+_FEATURE_MAP_EPS = 1e-12
+"""Epsilon of TensorFlow's contrib.layers.layer_norm, by which MobileBERT's code normalises feature maps."""
+
 
 def soft_targets(student_MK: Tensor, teacher_MK: Tensor, temperature: float) -> Tensor:
     """T^2 KL(softmax(teacher / T) || softmax(student / T)) of each row in nats, (M,), in float32.
@@ -71,11 +74,12 @@ def cosine_distance(student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
 def feature_map_error(student_MD: Tensor, teacher_MD: Tensor) -> Tensor:
     """`state_squared_error` of states with mean 0 and variance 1: MobileBERT, arXiv:2004.02984, equation 2, as coded.
 
-    The released distill_util.py normalises both states, without trained factors, before comparing them.
+    The released run_pretraining.py normalises both states, without trained factors, before comparing them.
     """
     width = (student_MD.shape[-1],)
     return state_squared_error(
-        functional.layer_norm(student_MD.float(), width), functional.layer_norm(teacher_MD.float(), width)
+        functional.layer_norm(student_MD.float(), width, eps=_FEATURE_MAP_EPS),
+        functional.layer_norm(teacher_MD.float(), width, eps=_FEATURE_MAP_EPS),
     )
 
 

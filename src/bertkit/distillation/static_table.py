@@ -3,9 +3,9 @@
 model2vec (Tulkens and van Dongen 2024, github.com/MinishLab/model2vec, distill/distillation.py and inference.py): every
 token of the vocabulary goes through the encoder alone, and the mean of its states is its vector; principal components
 reduce the width, and each row is weighted by sif / (sif + p), where p is the token's share by Zipf's law with its rank
-in the vocabulary. Whole words of a text can have their own rows. Tokens called [unused1] and the unknown token are zero
-here and keep their ids; in model2vec they are removed from the table or from the text. Sibling static_run.py makes a
-run.
+in the vocabulary. Whole words of a text can have their own rows. Tokens called [unused1], the unknown token and, as in
+model2vec since 0.6, special tokens such as [CLS] and [MASK] are zero here and keep their ids; in model2vec they are
+removed from the table or from the text. Sibling static_run.py makes a run.
 
 Shapes: V vocabulary, D width of the encoder, E width of the table.
 """
@@ -64,7 +64,7 @@ class StaticTable(Settings):
     special_tokens: Literal["own", "swapped"] = Field(
         "own",
         description="Special tokens around each token. own: in their usual places, as in model2vec since 0.5;"
-        " swapped: those before and after the token exchanged, as in earlier versions.",
+        " swapped: those before and after the token exchanged and with rows of their own, as in earlier versions.",
     )
     words: int = Field(
         0,
@@ -110,7 +110,7 @@ def write_static(
     tokenizer = load_tokenizer(files, offline=offline)
     check_vocabulary(model, tokenizer, source=name)
     ids, table_tokenizer = rows_of(tokenizer, chosen)
-    used_V = np.array([not _UNUSED.fullmatch(table_tokenizer.token(i)) for i in range(table_tokenizer.vocab_size)])
+    used_V = used_rows(table_tokenizer, chosen)
     vectors_VD = token_vectors(model, tokenizer, ids, chosen.special_tokens, progress)
     if not np.isfinite(vectors_VD).all():
         raise DataError(f"{name}: its states contain NaN or infinity; the weights are damaged, use another copy")
@@ -143,6 +143,16 @@ def rows_of(tokenizer: Tokenizer, settings: StaticTable) -> tuple[list[list[int]
         [token.id for token in split(larger.token(word))] for word in range(tokenizer.vocab_size, larger.vocab_size)
     ]
     return rows, larger
+
+
+def used_rows(tokenizer: Tokenizer, settings: StaticTable) -> BoolArray:
+    """Whether each token has a row and a rank, (V,): all but [unused1] and, without swapping, the special tokens except
+    those for padding and unknown text."""
+    used_V = np.array([not _UNUSED.fullmatch(tokenizer.token(i)) for i in range(tokenizer.vocab_size)])
+    if settings.special_tokens == "own":
+        kept = {tokenizer.id(tokenizer.roles[role]) for role in ("pad", "unk") if role in tokenizer.roles}
+        used_V[[token for token in tokenizer.special_ids if token not in kept]] = False
+    return used_V
 
 
 def _write(to: Path, table_VE: Float32Array, tokenizer: Tokenizer, max_tokens: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from bertkit.distillation.bilstm_student import cached_bilstm
 from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
@@ -30,6 +31,7 @@ from bertkit.models.encoder import LAYER_NAME, EncoderConfig
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.hub import read_config
 from bertkit.models.layer_choice import chosen_layers
+from bertkit.models.layers import NORMS
 from bertkit.models.model_files import CONFIG_FILE, encoder_directory, find_model
 from bertkit.models.pruning import keep_layers, prune_like, pruned_heads, saved_heads
 from bertkit.models.quantised import QUANTISATION
@@ -258,6 +260,9 @@ def init_from_teacher(
 ) -> None:
     """Copy parts of the teacher into the student; the rest of the student is unchanged.
 
+    A norm is copied only from one of its own kind. In MobileBERT's checkpoints, a norm of the student has another name
+    than one of its teacher (FakeLayerNorm, LayerNorm), so the norm of the student's embeddings starts at 1 and 0.
+
     Args:
         student: with its initial weights.
         teacher: is not changed.
@@ -268,7 +273,7 @@ def init_from_teacher(
     Raises:
         UsageError: a parameter to be copied has no counterpart, or one of another shape.
     """
-    source = dict(teacher.named_parameters())
+    source, own, theirs = dict(teacher.named_parameters()), dict(student.named_modules()), dict(teacher.named_modules())
     taken = 0
     for name, parameter in student.named_parameters():
         layer = LAYER_NAME.match(name)
@@ -285,6 +290,8 @@ def init_from_teacher(
             if not head or not any(each.startswith(f"{name.partition('.')[0]}.") for each in source):
                 continue
             origin, key = name, "head"
+        if _norms_differ(own[name.rpartition(".")[0]], theirs.get(origin.rpartition(".")[0])):
+            continue
         found = source.get(origin)
         if found is None or found.shape != parameter.shape:
             has = "none" if found is None else f"one of shape {tuple(found.shape)}"
@@ -305,6 +312,13 @@ def init_from_teacher(
             f"student.layers: a student of the family {student.encoder.config.model_type} has no layers to"
             " copy into; write student.layers: null"
         )
+
+
+def _norms_differ(own: nn.Module, theirs: nn.Module | None) -> bool:
+    """Whether one module is a norm and the other a special kind of it, such as one that only scales and shifts."""
+    if not isinstance(own, NORMS) or not isinstance(theirs, NORMS) or type(own) is type(theirs):
+        return False
+    return isinstance(own, type(theirs)) or isinstance(theirs, type(own))
 
 
 def _is_copied(smaller: HeadedModel, part: str, source: dict[str, torch.nn.Parameter]) -> bool:

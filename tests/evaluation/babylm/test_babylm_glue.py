@@ -109,7 +109,8 @@ def test_tasks_are_fine_tuned_and_enter_the_submission(
     assert [row["id"] for row in own["rte"]["predictions"]] == [f"rte_{k}" for k in range(5)]
     assert {row["pred"] for row in own["rte"]["predictions"]} <= {0, 1}
     recipe = (Path(document["finetuned"]["run"]) / "runs" / "babylm-rte-seed=42" / "recipe.yaml").read_text()
-    for setting in ("name: cosine", "floor: 0.1", "peak: 3.0e-05", "select: best", "seed: 42", "max_length: 512"):
+    official = ("name: cosine", "floor: 0.1", "peak: 3.0e-05", "select: best", "seed: 42", "max_length: 512")
+    for setting in (*official, "weight_decay: 0.01", "decay_biases_and_norms: true", "clip_norm: null"):
         assert setting in recipe, recipe
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.finetuning.loss_terms import TASK, TaskTerms
+from bertkit.models.bert import BertConfig
 from bertkit.models.bigbird import BigBirdConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model
@@ -94,6 +95,19 @@ def test_simcses_dense_layer_is_trained_and_dropped(directory: Path, encoder: Se
     assert gradient is not None
     assert float(gradient.abs().sum()) > 0
     assert not any(MODULE in name for name in model.own_state_dict())
+
+
+def test_simcses_dense_layer_is_drawn_like_berts_layers() -> None:
+    """The code's class draws it in init_weights: normal with initializer_range, biases zero."""
+    config = BertConfig(hidden_size=96, num_attention_heads=2, num_hidden_layers=1, initializer_range=0.3)
+    model = HeadedModel(config.build(31))
+    torch.manual_seed(0)
+    module = SimcseLoss().module(96, 0, model)
+    assert module is not None
+    weight, bias = module.get_parameter("0.weight"), module.get_parameter("0.bias")
+    assert float(weight.std()) == pytest.approx(0.3, rel=0.03)
+    assert float(weight.abs().max()) > 3 * 0.3
+    assert not bias.any()
 
 
 def test_deletion_keeps_order_special_tokens_and_at_least_a_word(encoder: SequenceEncoder) -> None:

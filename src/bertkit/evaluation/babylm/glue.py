@@ -5,7 +5,8 @@ github.com/babylm-org/babylm-eval, strict/scripts/eval_finetuning.sh at commit 4
 The best epoch on dev is kept and scored on dev. This score is somewhat too high, so that of the last epoch is also
 reported. The tasks, their files and these settings are entries of tasks/catalogue.yaml.
 
-Here the head is the family's own; the official head has two layers on the first token, with a norm before each.
+Here the head is the family's own; the official head has two layers on the first token, with a norm before each. The
+official training also leaves out the last batch of an epoch if it is not full.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ OFFICIAL: Mapping[str, Any] = {
         "betas": [0.9, 0.999],
         "eps": 1e-8,
         "weight_decay": 0.01,
+        "decay_biases_and_norms": True,
         "clip_norm": None,
     },
     "optimisation.schedule": {"name": "cosine", "floor": 0.1},

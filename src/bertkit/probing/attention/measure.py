@@ -2,9 +2,10 @@
 
 Clark et al. 2019, "What Does BERT Look At?", arXiv:1906.04341, sections 3.1 to 3.3: attention to [CLS], [SEP],
 punctuation, the token itself, the one before and the one after it, and the entropy of a head. As in the paper's text, a
-share is a mean over all attending tokens, including the first and the last, which have only one neighbour. Two things
-differ from the code published with the paper: the entropy is that of the map itself, without smoothing, and all tokens
-have the same weight, whatever the length of their sentence.
+share is a mean over all attending tokens, including the first and the last, which have only one neighbour. Three things
+differ from the code published with the paper: punctuation is every word of signs, not only full stops and commas; the
+entropy is that of the map itself, without smoothing; and all tokens have the same weight, whatever the length of their
+sentence.
 
 Siblings: head_distances.py (how similar two heads are), head_patterns.py (shapes of maps), head_syntax.py (words).
 

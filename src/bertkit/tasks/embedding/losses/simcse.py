@@ -40,11 +40,20 @@ class SimcseLoss(MultipleNegativesLoss):
                 "embedding.loss.name=simcse: the two passes over a text differ only by dropout, but the model has none,"
                 " so vectors get worse; use a model with dropout in its config.json (0.1 in BERT), or the loss tsdae"
             )
-        return nn.Sequential(Linear(width, width), nn.Tanh()) if self.projection else None
+        return nn.Sequential(_new_dense(width, model), nn.Tanh()) if self.projection else None
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         vectors_I2E = batch.vectors_IAE if module is None else module(batch.vectors_IAE)
         return self.among(vectors_I2E, batch.text_IA)
+
+
+def _new_dense(width: int, model: HeadedModel | None) -> Linear:
+    """A dense layer, drawn as the code's class draws it: normal, with the model's own spread; biases zero."""
+    dense = Linear(width, width)
+    config = None if model is None else model.encoder.config
+    nn.init.normal_(dense.weight, std=getattr(config, "initializer_range", 0.02))
+    nn.init.zeros_(dense.bias)
+    return dense
 
 
 def has_dropout(model: HeadedModel) -> bool:
