@@ -84,6 +84,17 @@ def test_saving_and_loading_keeps_weights_labels_heads_and_strange_keys(saved: P
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
 
 
+def test_code_that_is_not_written_with_the_model_is_not_named_either(saved: Path, tmp_path: Path) -> None:
+    """`transformers` would look for modeling_x.py in the written directory, and fail."""
+    elsewhere = {"AutoConfig": "org/x--modeling_x.XConfig"}
+    edit_config(saved, auto_map={"AutoModel": "modeling_x.X", "AutoTokenizer": ["x.Slow", None], **elsewhere})
+    save_model(load_model(saved)[0], None, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["auto_map"] == elsewhere
+    edit_config(saved, auto_map={"AutoModel": "modeling_x.X"})
+    save_model(load_model(saved)[0], None, tmp_path / "third")
+    assert "auto_map" not in json.loads((tmp_path / "third" / "config.json").read_text())
+
+
 @pytest.mark.parametrize("kind", ["bin", "sharded safetensors", "sharded bin"])
 def test_every_form_of_weight_file_gives_the_same_model(saved: Path, kind: str) -> None:
     expected = states(saved)
@@ -360,6 +371,9 @@ def test_a_directory_without_weights_names_what_is_looked_for(saved: Path) -> No
     said = refused(saved)
     assert re.search(r"no weights here; expected one of model\.safetensors", said)
     assert str(saved) in said
+    (saved / "onnx").mkdir()
+    (saved / "onnx" / "model_qint8_avx2.onnx").touch()
+    assert "model_qint8_avx2.onnx is a graph for onnxruntime: give the model" in refused(saved)
 
 
 def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: Path) -> None:

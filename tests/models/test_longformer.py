@@ -173,3 +173,24 @@ def test_the_separator_is_that_of_the_vocabulary_that_a_run_has_learnt(tmp_path:
     marked = again.encoder.with_global_tokens(PackedBatch.from_ids([ids]), ("span",))
     assert marked.global_T is not None
     assert marked.global_T.tolist() == [True] * (1 + len(question)) + [False] * (len(context) + 2)
+
+
+def test_only_untrained_copies_of_the_ordinary_projections_are_renewed() -> None:
+    model = HeadedModel(
+        LongformerConfig.model_validate(SIZES | {"attention_window": 6}).build(50), heads=["masked_lm", "span"]
+    )
+    model.initialise(1)
+    encoder = model.encoder
+    assert encoder.untrained_copies(["masked_lm", "span"]) == {}  # the question's tokens are global
+    names = ("layers.0.attention.query", "layers.1.attention.value")
+    with torch.no_grad():
+        encoder.get_submodule("layers.1.attention.key_global").weight[0, 0] += 1  # type: ignore[index, operator]
+    copies = encoder.untrained_copies(["masked_lm"])
+    assert "layers.1.attention.key_global" not in copies
+    assert {f"{name}_global": name for name in names}.items() <= copies.items()
+    assert len(copies) == 3 * len(encoder.layers) - 1  # type: ignore[arg-type]
+    for name in names:
+        torch.nn.init.normal_(encoder.get_parameter(f"{name}.weight"))
+    encoder.renew_copies(copies)
+    for name in names:
+        assert encoder.get_parameter(f"{name}_global.weight").equal(encoder.get_parameter(f"{name}.weight"))

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 from tests.models.oracle import Case, ask_oracle, make_inputs, make_twins, oracle_logits
+from tests.tasks.tiny_task import tiny_tokenizer
 
 from bertkit.errors import DataError
 from bertkit.models.deberta_v2 import DebertaV2Config
 from bertkit.models.distance_bias import distance_buckets
-from bertkit.models.hub import load_model
+from bertkit.models.headed import HeadedModel
+from bertkit.models.hub import load_model, save_model
 from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.mpnet import BUCKETS, FURTHEST
 from bertkit.models.rotary import RotaryTable
@@ -134,6 +136,23 @@ def test_turned_queries_and_keys_know_their_distance_alone() -> None:
     assert score(3, 10) == pytest.approx(score(103, 110), abs=1e-4)
     assert score(3, 10) != pytest.approx(score(3, 11), abs=1e-4)
     assert score(0, 0) == pytest.approx(float((query * key).sum()), abs=1e-5)
+
+
+def test_modernberts_special_tokens_are_those_of_a_vocabulary_trained_here(tmp_path: Path) -> None:
+    """The Hub's defaults exceed it, and `transformers` warned about each whenever the model was loaded."""
+    from transformers import AutoConfig
+
+    tokenizer = tiny_tokenizer()
+    config = ModernBertConfig(hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=17)
+    model = HeadedModel(config.build(tokenizer.vocab_size, pad_id=tokenizer.pad_id), ["masked_lm"])
+    save_model(model, tokenizer, tmp_path / "here")
+    found = AutoConfig.from_pretrained(tmp_path / "here")
+    assert (found.bos_token_id, found.cls_token_id) == (tokenizer.cls_id, tokenizer.cls_id)
+    assert (found.eos_token_id, found.sep_token_id) == (tokenizer.sep_id, tokenizer.sep_id)
+    again, _ = load_model(tmp_path / "here")
+    save_model(again, None, tmp_path / "again")
+    written = [(tmp_path / name / "config.json").read_text() for name in ("here", "again")]
+    assert written[0] == written[1]
 
 
 def test_modernberts_older_config_says_the_same_as_the_newer() -> None:

@@ -173,6 +173,8 @@ def test_a_run_with_added_words_is_stopped_and_resumed_by_its_own_recipe(home: P
 def test_more_words_than_the_text_has_are_refused_before_a_run_is_made(home: Path) -> None:
     with pytest.raises(DataError, match=r"10,000 new words are requested, but the text has"):
         trained(request(home, "bert", "tokenizer.add_tokens=10000", run="too-many"))
+    with pytest.raises(DataError, match=r"10,000 new words are requested, but the text has"):
+        pretraining_plan(request(home, "bert", "tokenizer.add_tokens=10000").requested())
     assert not (home / "too-many").exists()
     with pytest.raises(UsageError, match=r"add_tokens: extends an existing vocabulary"):
         request(home, None, "tokenizer.add_tokens=5", recipe="bert").requested()
@@ -239,6 +241,14 @@ def test_roberta_is_converted_to_a_longformer_with_its_own_sizes(home: Path) -> 
     config = json.loads((finished.run.model / "config.json").read_text())
     assert (config["model_type"], config["max_position_embeddings"]) == ("longformer", 200)
     assert config["attention_window"] in (6, [6, 6])
+    # A masked LM does not train the global projections; the released code copies the ordinary ones again at the end.
+    before, after = (load_file(path / "model.safetensors") for path in (home / "roberta", finished.run.model))
+    of_globals = [name for name in after if "_global." in name]
+    assert len(of_globals) == 2 * 3 * 2
+    for name in of_globals:
+        ordinary = name.replace("_global", "")
+        assert after[name].equal(after[ordinary])
+        assert not after[name].equal(before[ordinary.replace("longformer", "roberta")])
 
 
 def test_a_model_of_another_family_is_refused_with_the_conversions_there_are(home: Path) -> None:
@@ -273,8 +283,10 @@ def test_sequences_are_no_longer_than_the_initial_model_reads(home: Path, caplog
     wanted = replace(request(home, "bert"), overrides=[])
     assert wanted.requested().data.sequence_length == SIZES["max_position_embeddings"]
     assert "instead of 512: the maximum of the initial model" in caplog.text
+    caplog.clear()
     with pytest.raises(UsageError, match="exceeds the model's maximum"):
         replace(wanted, overrides=[Override("max_length", 512, "--max-length")]).requested()
+    assert "the maximum of the initial model" not in caplog.text
 
 
 def test_a_relative_tokenizer_is_recorded_by_its_full_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,7 +130,7 @@ def opened(
         DataError: invalid files, or an index of another model.
     """
     from bertkit.inference.predict_input import require_input_file
-    from bertkit.inference.search.index import TextIndex, build_index
+    from bertkit.inference.search.index import DESCRIPTION, TextIndex, build_index
     from bertkit.training.interrupt import interrupted_by_signals
 
     if corpus is None:
@@ -144,6 +145,8 @@ def opened(
         yield found, embedder
         return
     require_input_file(corpus)
+    if model is None and index is not None and (index / DESCRIPTION).is_file():
+        model = str(TextIndex.open(index).described["model"])
     embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
     with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing, interrupted_by_signals():
         directory = Path(passing) / "index" if index is None else index
@@ -216,15 +219,8 @@ def _blocks_of_lines(queries: list[str], at_once: int) -> Iterator[list[str]]:
         return
     if sys.stdin.isatty():
         console.info("reading queries from the terminal; each query's hits are printed at once; end with Ctrl-D")
-    block: list[str] = []
-    for _, line in stdin_lines(sys.stdin.buffer):
-        if not line.strip():
-            continue
-        block.append(line)
-        if len(block) >= at_once:
-            yield block
-            block = []
-    if block:
+    lines = (line for _, line in stdin_lines(sys.stdin.buffer) if line.strip())
+    while block := list(islice(lines, at_once)):
         yield block
 
 

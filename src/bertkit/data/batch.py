@@ -125,60 +125,51 @@ class PackedSequences:
             causal_B: sequences whose tokens attend only to themselves and earlier tokens; None: none.
         """
         lengths_B = np.asarray(lengths, dtype=np.int64)
-        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
-        cu_tensor = torch.from_numpy(cu_seqlens_B1.astype(np.int32))
         row_B = own_block_length(lengths_B) if independent else lengths_B
         longest = int(row_B.max())
-
-        def causal(members_b: Int64Array) -> Tensor | None:
-            if causal_B is None or not causal_B[members_b].any():
-                return None
-            return torch.from_numpy(causal_B[members_b])
-
         if not independent and int(lengths_B.min()) == longest:
-            block = AttentionBlock(lengths_B.size, longest, None, causal(np.arange(lengths_B.size)))
+            cu_tensor = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths_B)]).astype(np.int32))
+            block = AttentionBlock(lengths_B.size, longest, None, _causal(causal_B, np.arange(lengths_B.size)))
             return cls(cu_tensor, longest, (block,), None, None, causal_B)
         order_B = np.argsort(-lengths_B, kind="stable") if shortest_share > 0 else np.arange(lengths_B.size)
-        blocks: list[AttentionBlock] = []
-        gathers: list[Int64Array] = []
-        scatter_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
-        offset = first = 0
+        groups: list[Int64Array] = []
+        first = 0
         while first < order_B.size:
             length = int(row_B[order_B[first:]].max())
             fits = row_B[order_B[first:]] >= (length if independent else np.ceil(length * shortest_share))
             members_b = order_B[first : first + int(fits.sum())]
             first += members_b.size
-            if independent and members_b.size == 1:
-                members_b = members_b.repeat(2)
-            token_bS, real_bS = _cells(cu_seqlens_B1, lengths_B, members_b, length)
-            scatter_T[token_bS[real_bS]] = offset + np.flatnonzero(real_bS)
-            gathers.append(token_bS.ravel())
-            mask = None if not independent and real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
-            blocks.append(AttentionBlock(members_b.size, length, mask, causal(members_b)))
-            offset += token_bS.size
-        gather_P = torch.from_numpy(np.concatenate(gathers))
-        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B)
+            groups.append(members_b.repeat(2) if independent and members_b.size == 1 else members_b)
+        return cls.from_groups(lengths_B, groups, independent=independent, causal_B=causal_B)
 
     @classmethod
-    def from_groups(cls, lengths: Sequence[int] | Int64Array, groups: Sequence[Int64Array]) -> PackedSequences:
-        """One block per group of sequences, in the given order; each sequence is in exactly one group."""
+    def from_groups(
+        cls,
+        lengths: Sequence[int] | Int64Array,
+        groups: Sequence[Int64Array],
+        *,
+        independent: bool = False,
+        causal_B: BoolArray | None = None,
+    ) -> PackedSequences:
+        """One block per group of sequences, in the given order; each sequence is in exactly one group. The other
+        arguments are those of `from_lengths`."""
         lengths_B = np.asarray(lengths, dtype=np.int64)
+        row_B = own_block_length(lengths_B) if independent else lengths_B
         cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
         blocks: list[AttentionBlock] = []
         gathers: list[Int64Array] = []
         scatter_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
         offset = 0
         for members_b in groups:
-            length = int(lengths_B[members_b].max())
-            token_bS, real_bS = _cells(cu_seqlens_B1, lengths_B, members_b, length)
+            token_bS, real_bS = _cells(cu_seqlens_B1, lengths_B, members_b, int(row_B[members_b].max()))
             scatter_T[token_bS[real_bS]] = offset + np.flatnonzero(real_bS)
             gathers.append(token_bS.ravel())
-            mask = None if real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
-            blocks.append(AttentionBlock(members_b.size, length, mask))
+            mask = None if not independent and real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
+            blocks.append(AttentionBlock(members_b.size, real_bS.shape[1], mask, _causal(causal_B, members_b)))
             offset += token_bS.size
         gather_P = torch.from_numpy(np.concatenate(gathers))
-        longest, cu_tensor = int(lengths_B.max()), torch.from_numpy(cu_seqlens_B1.astype(np.int32))
-        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T))
+        longest, cu_tensor = int(row_B.max()), torch.from_numpy(cu_seqlens_B1.astype(np.int32))
+        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B)
 
     def to(self, device: torch.device) -> PackedSequences:
         def move(tensor: Tensor | None) -> Tensor | None:
@@ -194,6 +185,11 @@ class PackedSequences:
             move(self.scatter_T),
             self.causal_B,
         )
+
+
+def _causal(causal_B: BoolArray | None, members_b: Int64Array) -> Tensor | None:
+    """Which of these sequences are causal, (b,); None if none is."""
+    return None if causal_B is None or not causal_B[members_b].any() else torch.from_numpy(causal_B[members_b])
 
 
 def _cells(

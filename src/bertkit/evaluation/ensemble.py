@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 
 from bertkit.arrays import Float64Array
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import EvaluationResult, single_score
+from bertkit.evaluation.run import EvaluationResult, MeasurementArguments, measure, single_score
 from bertkit.evaluation.runs_diff import Key, SavedRun, check_same, suite_results_of
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.files import sha256_of
@@ -51,24 +51,14 @@ _THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
-class EnsembleArguments:
-    """The arguments of `bertkit eval ensemble`.
+class EnsembleArguments(MeasurementArguments):
+    """The arguments of `bertkit eval ensemble`, which computes nothing on a device.
 
     Attributes:
         runs: fine-tuning runs, evaluations, or suites; for a suite, all runs of the chosen setting.
-        runs_root: parent directory of the ensemble's own run.
-        run_dir: the exact directory of this run.
-        offline: do not use the network for gold data.
-        command: the command line, for the record.
-        on_start: called with the run's directory before the work starts.
     """
 
     runs: Sequence[RunDirectory]
-    runs_root: Path = Path("runs")
-    run_dir: Path | None = None
-    offline: bool = False
-    command: Sequence[str] = ()
-    on_start: Callable[[RunDirectory], None] = lambda run: None
 
 
 def evaluate_ensemble(arguments: EnsembleArguments) -> EvaluationResult:
@@ -84,29 +74,24 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> EvaluationResult:
     parts = _averaged_splits(saved, offline=arguments.offline)
     digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
     recipe = {"kind": "eval", "suite": SUITE, "runs": [str(each.run.path.resolve()) for each in saved]}
-    run = RunDirectory.create(
-        arguments.runs_root,
-        RunIdentity(
-            kind="eval",
-            name=f"eval-{SUITE}",
-            recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
-            what_hash=digest.hexdigest(),
-            seed=0,
-            command=arguments.command,
-            fingerprints={"predictions": digest.hexdigest()},
-        ),
-        arguments.run_dir,
+    identity = RunIdentity(
+        kind="eval",
+        name=f"eval-{SUITE}",
+        recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
+        what_hash=digest.hexdigest(),
+        seed=0,
+        command=arguments.command,
+        fingerprints={"predictions": digest.hexdigest()},
     )
-    arguments.on_start(run)
-    with run.recording(arguments.command):
-        run.write_environment()
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
         for part in parts:
             name = "-".join(part.key)
             rows = [prediction_row(*pair) for pair in zip(part.averaged, part.examples, strict=True)]
             write_lines(run.path / "predictions" / f"{name}.jsonl", rows)
-        results = _results(saved, parts)
-        run.write_results(results)
-    return EvaluationResult(run, results)
+        return _results(saved, parts)
+
+    return measure(identity, arguments, compute)
 
 
 def members_of(run: RunDirectory) -> list[RunDirectory]:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
-from bertkit.models.bert import NormedEmbeddings
+from bertkit.models.bert import EMBEDDING_NAMES, NormedEmbeddings
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import BertLikeConfig, Encoder
-from bertkit.models.heads import Classifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
@@ -100,22 +100,18 @@ class AlbertConfig(BertLikeConfig):
     def heads(self) -> dict[str, HeadPlan]:
         dropout = self.classifier_dropout_prob
         return {
-            "masked_lm": HeadPlan(
+            "masked_lm": masked_lm_plan(
                 "AlbertForMaskedLM",
-                lambda shape: MaskedLMHead(
-                    shape.width,
-                    shape.vocab_size,
-                    activation=self.hidden_act,
-                    norm_eps=self.layer_norm_eps,
-                    embedding_width=shape.embedding_width,
-                ),
                 {"": "predictions", "dense": "predictions.dense", "norm": "predictions.LayerNorm"},
+                activation=self.hidden_act,
+                norm_eps=self.layer_norm_eps,
                 decoder="predictions.decoder",
             ),
-            "sentence_order": HeadPlan(
+            "sentence_order": classifier_plan(
                 "AlbertForPreTraining",
-                lambda shape: Classifier(shape.width, 2, dropout_rate=0.0),  # as in run_pretraining.py
-                {"output": "sop_classifier.classifier"},
+                dropout_rate=0.0,  # as in run_pretraining.py
+                hub="sop_classifier.classifier",
+                outputs=2,
                 pooled=True,
             ),
             "sequence_classification": classifier_plan(
@@ -169,9 +165,7 @@ class Albert(Encoder):
 
     caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
-        "embeddings.word": "embeddings.word_embeddings",
-        "embeddings.position": "embeddings.position_embeddings",
-        "embeddings.token_type": "embeddings.token_type_embeddings",
+        **EMBEDDING_NAMES,
         "embeddings.norm": "embeddings.LayerNorm",
         "projection": "encoder.embedding_hidden_mapping_in",
         **{
@@ -202,10 +196,6 @@ class Albert(Encoder):
         self.projection = Linear(config.embedding_size, config.hidden_size)
         self.attentions = _groups(AttentionSubLayer, config, config.attention_groups)
         self.feed_forwards = _groups(FeedForwardSubLayer, config, config.feed_forward_groups)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D). Points: the embeddings', and `blocks.N.` with each application's."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -470,6 +471,11 @@ class SelfAttention(nn.Module):
         """
         return self._to_output(scope.tap("hook_z", mix(*self.queries_keys_values(hidden_TD, scope))), index_M)
 
+    def mixing(self, sequences: PackedSequences, scope: Scope, **settings: Any) -> Mix:
+        """`attend` with the module's dropout; `settings` are further arguments."""
+        rate = self.dropout_rate if self.training else 0.0
+        return partial(attend, sequences=sequences, dropout_rate=rate, scope=scope, **settings)
+
     def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
         """(T, N, H) each."""
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
@@ -489,5 +495,4 @@ class SelfAttention(nn.Module):
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
         """Queries, keys and values to the heads' outputs, each (T, N, H)."""
-        rate = self.dropout_rate if self.training else 0.0
-        return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
+        return self.mixing(sequences, scope)(query_TNH, key_TNH, value_TNH)

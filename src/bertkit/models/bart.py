@@ -5,7 +5,7 @@ Lewis et al. 2019, arXiv:1910.13461, section 2.1; details as in fairseq's bart. 
 
 Quirk kept: the position table has two unread rows, which fairseq has for its padding.
 
-Shapes: S source tokens, U target tokens, D width.
+Shapes: T packed tokens of one side, S source tokens, U target tokens, D width.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Bart(PostNormEncoderDecoder):
         self.source_positions = LearntPositions(config)
         self.target_positions = LearntPositions(config)
 
-    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        hidden_SD: Tensor = self.dropout(self.source_positions(self.scaled_words(ids_S, scope), positions_S, scope))
-        return hidden_SD
+    def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
+        hidden_TD: Tensor = self.dropout(self.source_positions(self.scaled_words(ids_T, scope), positions_T, scope))
+        return hidden_TD
 
-    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
-        hidden_UD: Tensor = self.dropout(self.target_positions(self.scaled_words(ids_U, scope), positions_U, scope))
-        return hidden_UD
+    def embed_target(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
+        hidden_TD: Tensor = self.dropout(self.target_positions(self.scaled_words(ids_T, scope), positions_T, scope))
+        return hidden_TD

@@ -12,8 +12,7 @@ Shapes: T packed tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -23,8 +22,8 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import BertLikeConfig, Encoder, Initializer, TransformerConfig
-from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder, Initializer, TransformerConfig
+from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
@@ -62,9 +61,7 @@ class BertConfig(BertLikeConfig):
     hidden_act: Activation = Field(
         "gelu_new", description="Activation of the feed-forward layers and the masked-LM head."
     )
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
 
     initializer: Initializer = "family"
 
@@ -83,8 +80,7 @@ class BertConfig(BertLikeConfig):
         return Bert(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
-        return bert_heads(self, "Bert", dropout)
+        return bert_heads(self, "Bert")
 
 
 class MegatronBertConfig(BertLikeConfig):
@@ -112,28 +108,27 @@ class MegatronBertConfig(BertLikeConfig):
         return MegatronBert(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        return bert_heads(self, "MegatronBert", self.hidden_dropout_prob)
+        return bert_heads(self, "MegatronBert")
 
 
-def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) -> dict[str, HeadPlan]:
+def bert_heads(config: BertLikeConfig, classes: str) -> dict[str, HeadPlan]:
     """The heads of BERT and of the families that kept them.
 
     Args:
         config: the family's configuration.
         classes: prefix of the Hub's class names.
-        classifier_dropout: dropout rate before a task's classifier.
     """
+    dropout = config.task_dropout
     return {
-        "masked_lm": HeadPlan(
+        "masked_lm": masked_lm_plan(
             f"{classes}ForMaskedLM",
-            lambda shape: MaskedLMHead(
-                shape.width, shape.vocab_size, activation=config.hidden_act, norm_eps=config.layer_norm_eps
-            ),
             {
                 "": "cls.predictions",
                 "dense": "cls.predictions.transform.dense",
                 "norm": "cls.predictions.transform.LayerNorm",
             },
+            activation=config.hidden_act,
+            norm_eps=config.layer_norm_eps,
             decoder="cls.predictions.decoder",
         ),
         "next_sentence": HeadPlan(
@@ -143,13 +138,11 @@ def bert_heads(config: BertLikeConfig, classes: str, classifier_dropout: float) 
             pooled=True,
         ),
         "sequence_classification": classifier_plan(
-            f"{classes}ForSequenceClassification", dropout_rate=classifier_dropout, pooled=True
+            f"{classes}ForSequenceClassification", dropout_rate=dropout, pooled=True
         ),
-        "token_classification": classifier_plan(f"{classes}ForTokenClassification", dropout_rate=classifier_dropout),
+        "token_classification": classifier_plan(f"{classes}ForTokenClassification", dropout_rate=dropout),
         "span": classifier_plan(f"{classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
-        "multiple_choice": classifier_plan(
-            f"{classes}ForMultipleChoice", dropout_rate=classifier_dropout, outputs=1, pooled=True
-        ),
+        "multiple_choice": classifier_plan(f"{classes}ForMultipleChoice", dropout_rate=dropout, outputs=1, pooled=True),
     }
 
 
@@ -158,8 +151,8 @@ def segment_types(batch: PackedBatch, table: nn.Embedding) -> Tensor:
     return batch.token_types_T if table.num_embeddings > 1 else torch.zeros_like(batch.token_types_T)
 
 
-class WordEmbeddings(nn.Module, ABC):
-    """A word table and a position table, as wide as the hidden states unless another width is given."""
+class WordEmbeddings(nn.Module):
+    """The sum of word and position embeddings, as wide as the hidden states unless another width is given."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int, *, width: int | None = None) -> None:
         super().__init__()
@@ -167,9 +160,27 @@ class WordEmbeddings(nn.Module, ABC):
         self.word = WordEmbedding(vocab_size, self.width)
         self.position = nn.Embedding(config.max_position_embeddings, self.width)
 
-    @abstractmethod
+    def positions_T(self, batch: PackedBatch) -> Tensor:
+        """Rows of the position table."""
+        return batch.positions_T
+
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, E)."""
+        """(T, E). Points, each (T, E): `hook_embed`, `hook_pos_embed`."""
+        word_TE = scope.tap("hook_embed", self.word(batch.ids_T))
+        position_TE = scope.tap("hook_pos_embed", self.position(self.positions_T(batch)))
+        return word_TE + position_TE
+
+
+class NormedWordEmbeddings(WordEmbeddings):
+    """Word and position embeddings, normalised."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, *, norm_eps: float) -> None:
+        super().__init__(config, vocab_size)
+        self.norm = nn.LayerNorm(self.width, eps=norm_eps)
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        normed_TD: Tensor = self.norm(super().forward(batch, scope))
+        return normed_TD
 
 
 class Embeddings(WordEmbeddings):
@@ -182,7 +193,7 @@ class Embeddings(WordEmbeddings):
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`, `hook_token_type_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        position_TD = scope.tap("hook_pos_embed", self.position(batch.positions_T))
+        position_TD = scope.tap("hook_pos_embed", self.position(self.positions_T(batch)))
         token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
         return word_TD + token_type_TD + position_TD
 
@@ -209,10 +220,6 @@ class BertStack(Encoder):
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings.word
-
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """The input of the first layer, (T, D)."""
         hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
@@ -222,10 +229,6 @@ class BertStack(Encoder):
         """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
         scope = Scope(recorder, "")
         return self.finish(self._through(len(self.layers), batch, scope), scope)
-
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """A map applied to the last layer's states: the identity in most families."""
-        return hidden_TD
 
     def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
         """As in `Encoder`; the last layer computes keys and values of all tokens, everything else only for these."""
@@ -269,20 +272,30 @@ class BertStack(Encoder):
         return hidden_TD
 
 
+def bert_layer(
+    kind: Callable[..., nn.Module], attention: SelfAttention, config: TransformerConfig, *, norm_eps: float
+) -> nn.Module:
+    """A layer with this attention and BERT's feed-forward layer."""
+    return kind(
+        attention,
+        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+        width=config.hidden_size,
+        norm_eps=norm_eps,
+        dropout_rate=config.hidden_dropout_prob,
+    )
+
+
 def bert_layers(
-    kind: type[PostNormLayer | PreNormLayer], config: TransformerConfig, *, norm_eps: float
+    kind: Callable[..., nn.Module],
+    config: TransformerConfig,
+    *,
+    norm_eps: float,
+    attention: Callable[..., SelfAttention] = SelfAttention,
 ) -> nn.ModuleList:
-    """All layers of a family whose layers are built like BERT's."""
+    """All layers of a family whose layers are built like BERT's, up to the kinds of layer and attention."""
+    width, heads, rate = config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob
     return nn.ModuleList(
-        kind(
-            SelfAttention(
-                config.hidden_size, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob
-            ),
-            FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-            width=config.hidden_size,
-            norm_eps=norm_eps,
-            dropout_rate=config.hidden_dropout_prob,
-        )
+        bert_layer(kind, attention(width, heads, dropout_rate=rate), config, norm_eps=norm_eps)
         for _ in range(config.num_hidden_layers)
     )
 
@@ -316,6 +329,3 @@ class MegatronBert(BertStack):
         self.embeddings = Embeddings(config, vocab_size)
         self.layers = bert_layers(PreNormLayer, config, norm_eps=config.layer_norm_eps)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))

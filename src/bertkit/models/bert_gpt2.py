@@ -7,7 +7,7 @@ bart.py for the encoder-decoder in which both sides start as the same BERT.
 
 Quirk: in the paper the sides read different vocabularies; here the GPT-2 is trained with BERT's (`tokenizer.path`).
 
-Shapes: S source tokens, U target tokens, D width, V vocabulary.
+Shapes: T packed tokens of one side, S source tokens, U target tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -155,6 +155,8 @@ class BertGpt2(EncoderDecoder):
     """The encoder and the decoder."""
 
     config: BertGpt2Config
+    word_module: ClassVar[str] = "target_words"
+    """The decoder's word embedding, to which the output is tied."""
     hub_names: ClassVar[Names] = {
         **{f"source.{here}": f"encoder.{there}" for here, there in POST_NORM_NAMES.items()},
         **{f"decoder_layers.{{n}}.{part}": f"decoder.layers.{{n}}.{part}" for part in _LAYER_PARTS},
@@ -172,11 +174,6 @@ class BertGpt2(EncoderDecoder):
         self.decoder_layers = nn.ModuleList(_decoder_layer(decoder) for _ in range(decoder.num_hidden_layers))
         self.target_norm = nn.LayerNorm(config.hidden_size, eps=_NORM_EPS)
         self.dropout = Dropout(config.hidden_dropout_prob)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        """The decoder's word embedding, to which the output is tied."""
-        return self.target_words
 
     @property
     def max_tokens(self) -> int:
@@ -209,12 +206,12 @@ class BertGpt2(EncoderDecoder):
         _check_length("target", target, self.config.max_target_tokens)
         return super().decode(ids_U, positions_U, target, source, recorder)
 
-    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
-        """(U, D). Points: `hook_embed`, `hook_pos_embed`."""
-        word_UD = scope.tap("hook_embed", self.target_words(ids_U))
-        position_UD = scope.tap("hook_pos_embed", self.target_positions(positions_U))
-        embedded_UD: Tensor = self.dropout(word_UD + position_UD)
-        return embedded_UD
+    def embed_target(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
+        """(T, D). Points: `hook_embed`, `hook_pos_embed`."""
+        word_TD = scope.tap("hook_embed", self.target_words(ids_T))
+        position_TD = scope.tap("hook_pos_embed", self.target_positions(positions_T))
+        embedded_TD: Tensor = self.dropout(word_TD + position_TD)
+        return embedded_TD
 
     def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
         normed_UD: Tensor = self.target_norm(hidden_UD)

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
-from bertkit.models.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, segment_types
+from bertkit.models.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, bert_layer, segment_types
 from bertkit.models.block_sparse import BlockPattern, attend_blocks
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import BertLikeConfig
-from bertkit.models.heads import DenseClassifier, HeadPlan, classifier_plan
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
+from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
@@ -56,9 +56,7 @@ class BigBirdConfig(BertLikeConfig):
         False, description="Whether word embeddings are multiplied by the square root of the width."
     )
     use_bias: bool = Field(True, description="Whether the projections to queries, keys and values have a bias.")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
 
     model_type: ClassVar[str] = "big_bird"
     hub_prefix: ClassVar[str] = "bert"
@@ -77,23 +75,18 @@ class BigBirdConfig(BertLikeConfig):
         return {"sep_token_id": tokenizer.sep_id} if "sep" in tokenizer.roles else {}
 
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
-        heads = bert_heads(self, "BigBird", dropout)
+        dropout = self.task_dropout
+        heads = bert_heads(self, "BigBird")
         # The Hub has no class with only the sentence head.
         heads["next_sentence"] = replace(heads["next_sentence"], architecture=None)
         heads["multiple_choice"] = classifier_plan(
             "BigBirdForMultipleChoice", dropout_rate=self.hidden_dropout_prob, outputs=1, pooled=True
         )
-        heads["sequence_classification"] = HeadPlan(
+        heads["sequence_classification"] = dense_classifier_plan(
             "BigBirdForSequenceClassification",
-            lambda shape: DenseClassifier(
-                shape.width,
-                shape.num_labels,
-                activation=self.hidden_act,
-                input_dropout_rate=dropout,
-                dropout_rate=dropout,
-            ),
-            {"dense": "classifier.dense", "output": "classifier.out_proj"},
+            activation=self.hidden_act,
+            dropout_rate=dropout,
+            input_dropout_rate=dropout,
         )
         heads["span"] = HeadPlan(
             "BigBirdForQuestionAnswering",
@@ -180,13 +173,7 @@ class BigBird(BertStack):
         super().__init__(config, vocab_size)
         self.embeddings = BigBirdEmbeddings(config, vocab_size)
         self.layers = nn.ModuleList(
-            PostNormLayer(
-                BigBirdAttention(config, number),
-                FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-                width=config.hidden_size,
-                norm_eps=config.layer_norm_eps,
-                dropout_rate=config.hidden_dropout_prob,
-            )
+            bert_layer(PostNormLayer, BigBirdAttention(config, number), config, norm_eps=config.layer_norm_eps)
             for number in range(config.num_hidden_layers)
         )
 

@@ -95,7 +95,7 @@ class BilstmConfig(EncoderConfig):
     def _classifier(self, task: str, *, outputs: int | None = None) -> HeadPlan:
         return HeadPlan(
             f"BilstmFor{task}",
-            lambda shape: StateClassifier(self, shape.num_labels if outputs is None else outputs),
+            lambda shape: StateClassifier(self, shape.outputs(outputs)),
             {"dense": "classifier.dense", "output": "classifier.output"},
             summary="mean",
             read=two_texts if self.texts == 2 else one_text,
@@ -142,6 +142,7 @@ class BilstmStudent(BilstmConfig):
 class Bilstm(Encoder):
     """Embeddings and LSTM layers that read each text in both directions."""
 
+    word_module: ClassVar[str] = "embeddings"
     hub_names: ClassVar[Names] = {"embeddings": "embeddings", "layers.{n}": "lstm.{n}"}
 
     def __init__(self, config: BilstmConfig, vocab_size: int) -> None:
@@ -151,10 +152,6 @@ class Bilstm(Encoder):
         self.dropout = Dropout(config.dropout)
         widths = [config.embedding_size, *[2 * config.lstm_width] * (config.lstm_layers - 1)]
         self.layers = nn.ModuleList(nn.LSTM(width, config.lstm_width, bidirectional=True) for width in widths)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, 2 H), the forward direction first. Points: `hook_embed` (T, E), and `blocks.N.hook_lstm` (T, 2 H)."""

@@ -219,6 +219,8 @@ def with_vocabulary(
 def with_more_tokens(model: HeadedModel, vocab_size: int, *, seed: int) -> HeadedModel:
     """The model with rows for tokens appended to its vocabulary, drawn by the family's rules; the rest is unchanged.
 
+    What else the family takes from a vocabulary is missing until its `Encoder.read_vocabulary`.
+
     Args:
         model: the trained model; it is not changed.
         vocab_size: of the longer vocabulary.
@@ -298,11 +300,16 @@ def _copied(model: HeadedModel, new: HeadedModel) -> None:
     """Copy every weight unchanged."""
     source = dict(model.named_parameters())
     for name, parameter in new.named_parameters():
-        if name not in source or source[name].shape != parameter.shape:
-            raise _does_not_fit(model.encoder.config, new.encoder.config)
-        parameter.copy_(source[name])
+        _copy(parameter, source.get(name), model, new)
     if len(source) != len(dict(new.named_parameters())):
         raise _does_not_fit(model.encoder.config, new.encoder.config)
+
+
+def _copy(parameter: Tensor, origin: Tensor | None, model: HeadedModel, new: HeadedModel) -> None:
+    """Copy a weight of the first model into one of the second; UsageError if there is none of this shape."""
+    if origin is None or origin.shape != parameter.shape:
+        raise _does_not_fit(model.encoder.config, new.encoder.config)
+    parameter.copy_(origin)
 
 
 def check_same_weights(found: EncoderConfig, wanted: EncoderConfig) -> None:
@@ -338,10 +345,8 @@ def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
         origin = source.get(name.replace("_global.", "."))  # attention.query_global.weight is attention.query.weight
         if origin is not None and name == _POSITIONS:
             _repeat_positions(parameter, origin, first=model.encoder.padding_id + 1)
-        elif origin is not None and origin.shape == parameter.shape:
-            parameter.copy_(origin)
         else:
-            raise _does_not_fit(model.encoder.config, new.encoder.config)
+            _copy(parameter, origin, model, new)
 
 
 def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
@@ -359,10 +364,8 @@ def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
             continue
         if origin is not None and name == _POSITIONS:
             _repeat_positions(parameter, origin[first:], first=0)
-        elif origin is not None and origin.shape == parameter.shape:
-            parameter.copy_(origin)
         else:
-            raise _does_not_fit(model.encoder.config, new.encoder.config)
+            _copy(parameter, origin, model, new)
 
 
 def _bart_of_bert(model: HeadedModel, new: HeadedModel) -> None:
@@ -379,10 +382,7 @@ def _bart_of_bert(model: HeadedModel, new: HeadedModel) -> None:
         if part == "position.weight":
             _copy_first_positions(parameter[UNREAD_ROWS:], rows)
             continue
-        origin = source.get(f"embeddings.{part}" if part else side.removeprefix("decoder_"))
-        if origin is None or origin.shape != parameter.shape:
-            raise _does_not_fit(model.encoder.config, new.encoder.config)
-        parameter.copy_(origin)
+        _copy(parameter, source.get(f"embeddings.{part}" if part else side.removeprefix("decoder_")), model, new)
 
 
 def _bert_gpt2_of_bert(model: HeadedModel, new: HeadedModel) -> None:
@@ -395,10 +395,7 @@ def _bert_gpt2_of_bert(model: HeadedModel, new: HeadedModel) -> None:
         if name == f"source.{_TABLE}":
             _copy_first_positions(parameter, source[_TABLE])
         elif name.startswith("source."):
-            origin = source.get(name.removeprefix("source."))
-            if origin is None or origin.shape != parameter.shape:
-                raise _does_not_fit(model.encoder.config, new.encoder.config)
-            parameter.copy_(origin)
+            _copy(parameter, source.get(name.removeprefix("source.")), model, new)
 
 
 def _copy_first_positions(new_PD: Tensor, old_PD: Tensor) -> None:

@@ -21,12 +21,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.bert import segment_types
+from bertkit.models.bert import POST_NORM_NAMES, bert_layer, segment_types
 from bertkit.models.disentangled import DisentangledAttention, Distances, KeysWithoutBias, Kind
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
-from bertkit.models.heads import HeadPlan, MaskedLMHead, classifier_plan
-from bertkit.models.layers import ACTIVATIONS, Activation, FeedForward, PostNorm
+from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
+from bertkit.models.layers import ACTIVATIONS, Activation, PostNorm
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout
@@ -67,6 +67,7 @@ class DebertaLikeConfig(TransformerConfig):
     """Settings that only affect relative positions."""
 
     hub_prefix: ClassVar[str] = "deberta"
+    truncates_weights: ClassVar[bool] = False
     pooler_hub_name: ClassVar[str | None] = "pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {
         "relative_attention": False,
@@ -107,10 +108,6 @@ class DebertaLikeConfig(TransformerConfig):
         distance = torch.arange(1 - longest, longest)
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
-
     def build_pooler(self, width: int) -> nn.Module:
         return ContextPooler(width, self.pooler_hidden_act, dropout_rate=self.pooler_dropout)
 
@@ -121,16 +118,11 @@ class DebertaLikeConfig(TransformerConfig):
         new = {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.LayerNorm"}
         above, names = ("cls.", old) if self.legacy else ("lm_predictions.", new)
         return {
-            "masked_lm": HeadPlan(
+            "masked_lm": masked_lm_plan(
                 f"{classes}ForMaskedLM",
-                lambda shape: MaskedLMHead(
-                    shape.width,
-                    shape.vocab_size,
-                    activation=self.hidden_act,
-                    norm_eps=self.layer_norm_eps,
-                    embedding_width=shape.embedding_width,
-                ),
                 {here: above + hub for here, hub in names.items()},
+                activation=self.hidden_act,
+                norm_eps=self.layer_norm_eps,
                 decoder="cls.predictions.decoder" if self.legacy else None,
             ),
             "sequence_classification": classifier_plan(
@@ -238,15 +230,6 @@ class DebertaLayer(PostNorm):
 
     attention: DisentangledAttention
 
-    def __init__(self, attention: DisentangledAttention, config: DebertaLikeConfig) -> None:
-        super().__init__(
-            attention,
-            FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-            width=config.hidden_size,
-            norm_eps=config.layer_norm_eps,
-            dropout_rate=config.hidden_dropout_prob,
-        )
-
     def forward(
         self, hidden_TD: Tensor, sequences: PackedSequences, distances: Distances | None, scope: Scope
     ) -> Tensor:
@@ -262,22 +245,14 @@ class Deberta(Encoder):
 
     config: DebertaLikeConfig
     hub_names: ClassVar[Names] = {
-        "embeddings.word": "embeddings.word_embeddings",
-        "embeddings.position": "embeddings.position_embeddings",
-        "embeddings.token_type": "embeddings.token_type_embeddings",
+        **POST_NORM_NAMES,
         "embeddings.widen": "embeddings.embed_proj",
-        "embeddings.norm": "embeddings.LayerNorm",
         "distance": "encoder.rel_embeddings",
         "layers.{n}.attention.query": SELF + "query",
         "layers.{n}.attention.key": SELF + "key",
         "layers.{n}.attention.value": SELF + "value",
         "layers.{n}.attention.position_key": SELF + "pos_proj",
         "layers.{n}.attention.position_query": SELF + "pos_q_proj",
-        "layers.{n}.attention.output": _LAYER + "attention.output.dense",
-        "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
-        "layers.{n}.feed_forward.inner": _LAYER + "intermediate.dense",
-        "layers.{n}.feed_forward.outer": _LAYER + "output.dense",
-        "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
     }
 
     def __init__(self, config: DebertaLikeConfig, vocab_size: int) -> None:
@@ -288,16 +263,13 @@ class Deberta(Encoder):
         self.distance_norm: nn.Module = nn.Identity()
         kind = self.attention_kind(config)
         self.layers = nn.ModuleList(
-            DebertaLayer(build_attention(kind, config), config) for _ in range(config.num_hidden_layers)
+            bert_layer(DebertaLayer, build_attention(kind, config), config, norm_eps=config.layer_norm_eps)
+            for _ in range(config.num_hidden_layers)
         )
 
     def attention_kind(self, config: Any) -> type[DisentangledAttention]:
         """The class of all layers' attention; `config` is the family's."""
         return KeysWithoutBias
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings.word
 
     def tensor_layouts(self) -> list[TensorLayout]:
         """Version 1 has queries, keys and values in one matrix, head by head, and two biases with other names."""

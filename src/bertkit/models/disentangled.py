@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import Bias, SelfAttention, attend
+from bertkit.models.attention import Bias, SelfAttention
 from bertkit.models.dropout import Dropout
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
@@ -104,22 +104,8 @@ class DisentangledAttention(SelfAttention):
         index_M: Tensor | None = None,
     ) -> Tensor:
         """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`."""
-        rate = self.dropout_rate if self.training else 0.0
         bias = None if distances is None or not self.kinds else self._bias(distances)
-
-        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
-            return attend(
-                query_TNH,
-                key_TNH,
-                value_TNH,
-                sequences,
-                dropout_rate=rate,
-                scope=scope,
-                bias=bias,
-                scale=self.scale,
-            )
-
-        return self.project(hidden_TD, mix, scope, index_M)
+        return self.project(hidden_TD, self.mixing(sequences, scope, bias=bias, scale=self.scale), scope, index_M)
 
     def _bias(self, distances: Distances) -> Bias:
         """The second and third terms of equation 4. The query's position relative to the key is the negative of the

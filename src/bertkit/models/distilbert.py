@@ -16,13 +16,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import PackedBatch
-from bertkit.models.bert import BertStack, WordEmbeddings, bert_layers
+from bertkit.models.bert import BertStack, NormedWordEmbeddings, bert_layers
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import TransformerConfig
-from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNormLayer
-from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
 
 _LAYER = "transformer.layer.{n}."
@@ -70,25 +68,20 @@ class DistilBertConfig(TransformerConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         def dense(outputs: int | None, architecture: str) -> HeadPlan:
-            return HeadPlan(
+            return dense_classifier_plan(
                 architecture,
-                lambda shape: DenseClassifier(
-                    shape.width,
-                    shape.num_labels if outputs is None else outputs,
-                    activation="relu",
-                    input_dropout_rate=0.0,
-                    dropout_rate=self.seq_classif_dropout,
-                ),
-                {"dense": "pre_classifier", "output": "classifier"},
+                activation="relu",
+                dropout_rate=self.seq_classif_dropout,
+                hub=("pre_classifier", "classifier"),
+                outputs=outputs,
             )
 
         return {
-            "masked_lm": HeadPlan(
+            "masked_lm": masked_lm_plan(
                 "DistilBertForMaskedLM",
-                lambda shape: MaskedLMHead(
-                    shape.width, shape.vocab_size, activation=self.hidden_act, norm_eps=_NORM_EPS
-                ),
                 {"": "vocab_projector", "dense": "vocab_transform", "norm": "vocab_layer_norm"},
+                activation=self.hidden_act,
+                norm_eps=_NORM_EPS,
                 decoder="vocab_projector",
             ),
             "sequence_classification": dense(None, "DistilBertForSequenceClassification"),
@@ -108,21 +101,6 @@ def sinusoids(positions: int, width: int) -> Tensor:
     dimension_D = torch.arange(width)
     angle_SD = position_S1 / _LONGEST_WAVE ** (2 * (dimension_D // 2) / width)
     return torch.where(dimension_D % 2 == 0, angle_SD.sin(), angle_SD.cos()).float()
-
-
-class DistilBertEmbeddings(WordEmbeddings):
-    """Word and position embeddings, normalised."""
-
-    def __init__(self, config: DistilBertConfig, vocab_size: int) -> None:
-        super().__init__(config, vocab_size)
-        self.norm = nn.LayerNorm(self.width, eps=_NORM_EPS)
-
-    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`."""
-        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        position_TD = scope.tap("hook_pos_embed", self.position(batch.positions_T))
-        normed_TD: Tensor = self.norm(word_TD + position_TD)
-        return normed_TD
 
 
 class DistilBertLayer(PostNormLayer):
@@ -152,5 +130,5 @@ class DistilBert(BertStack):
 
     def __init__(self, config: DistilBertConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
-        self.embeddings = DistilBertEmbeddings(config, vocab_size)
+        self.embeddings = NormedWordEmbeddings(config, vocab_size, norm_eps=_NORM_EPS)
         self.layers = bert_layers(DistilBertLayer, config, norm_eps=_NORM_EPS)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
-from bertkit.models.encoder import BertLikeConfig
-from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
+from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
@@ -39,9 +39,7 @@ class ElectraConfig(BertLikeConfig):
     hidden_size: int = Field(256, ge=1, description="Width D of the hidden states.")
     num_attention_heads: int = Field(4, ge=1, description="Attention heads per layer; must divide hidden_size.")
     intermediate_size: int = Field(1024, ge=1, description="Width of the feed-forward layer.")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
     summary_last_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before the multiple-choice score.")
 
     model_type: ClassVar[str] = "electra"
@@ -65,55 +63,38 @@ class ElectraConfig(BertLikeConfig):
             super().draw(name, parameter, generator)
 
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        dropout = self.task_dropout
         return {
             # The activation of this head is always GELU, for any activation of the layers.
-            "masked_lm": HeadPlan(
+            "masked_lm": masked_lm_plan(
                 "ElectraForMaskedLM",
-                lambda shape: MaskedLMHead(
-                    shape.width,
-                    shape.vocab_size,
-                    activation="gelu",
-                    norm_eps=self.layer_norm_eps,
-                    embedding_width=shape.embedding_width,
-                ),
                 {
                     "": "generator_lm_head",
                     "dense": "generator_predictions.dense",
                     "norm": "generator_predictions.LayerNorm",
                 },
+                activation="gelu",
+                norm_eps=self.layer_norm_eps,
                 decoder="generator_lm_head",
             ),
-            "replaced_token": HeadPlan(
+            "replaced_token": dense_classifier_plan(
                 "ElectraForPreTraining",
-                lambda shape: DenseClassifier(
-                    shape.width, 1, activation=self.hidden_act, input_dropout_rate=0.0, dropout_rate=0.0
-                ),
-                {"dense": "discriminator_predictions.dense", "output": "discriminator_predictions.dense_prediction"},
+                activation=self.hidden_act,
+                dropout_rate=0.0,
+                hub=("discriminator_predictions.dense", "discriminator_predictions.dense_prediction"),
+                outputs=1,
             ),
-            "sequence_classification": HeadPlan(
-                "ElectraForSequenceClassification",
-                lambda shape: DenseClassifier(
-                    shape.width,
-                    shape.num_labels,
-                    activation="gelu",
-                    input_dropout_rate=dropout,
-                    dropout_rate=dropout,
-                ),
-                {"dense": "classifier.dense", "output": "classifier.out_proj"},
+            "sequence_classification": dense_classifier_plan(
+                "ElectraForSequenceClassification", activation="gelu", dropout_rate=dropout, input_dropout_rate=dropout
             ),
             "token_classification": classifier_plan("ElectraForTokenClassification", dropout_rate=dropout),
             "span": classifier_plan("ElectraForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
-            "multiple_choice": HeadPlan(
+            "multiple_choice": dense_classifier_plan(
                 "ElectraForMultipleChoice",
-                lambda shape: DenseClassifier(
-                    shape.width,
-                    1,
-                    activation="gelu",
-                    input_dropout_rate=0.0,
-                    dropout_rate=self.summary_last_dropout,
-                ),
-                {"dense": "sequence_summary.summary", "output": "classifier"},
+                activation="gelu",
+                dropout_rate=self.summary_last_dropout,
+                hub=("sequence_summary.summary", "classifier"),
+                outputs=1,
             ),
         }
 

@@ -101,15 +101,14 @@ class ElmoConfig(EncoderConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         rate = self.hidden_dropout_prob
-        sequences = classifier_plan("ElmoForSequenceClassification", dropout_rate=rate)
         return {
             "causal_lm": HeadPlan(
                 "ElmoForLanguageModelling",
                 lambda shape: ElmoSoftmax(self.projection_size, shape.vocab_size),
                 {"output": "softmax"},
             ),
-            "sequence_classification": HeadPlan(
-                sequences.architecture, sequences.build, sequences.hub_names, summary="mean"
+            "sequence_classification": classifier_plan(
+                "ElmoForSequenceClassification", dropout_rate=rate, summary="mean"
             ),
             "token_classification": classifier_plan(
                 "ElmoForTokenClassification", dropout_rate=rate, hub="token_classifier"
@@ -160,6 +159,8 @@ class Reading:
 class Elmo(Encoder):
     """Words from characters, and an LSTM in each direction."""
 
+    word_module: ClassVar[str] = "words.characters"
+    """The characters' embedding: words have none."""
     has_hub_class: ClassVar[bool] = False
     hub_names: ClassVar[Names] = {
         "": "",
@@ -197,11 +198,6 @@ class Elmo(Encoder):
 
         self.forward_layers, self.backward_layers = layers(), layers()
         self.dropout = Dropout(config.hidden_dropout_prob)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        """The characters' embedding: words have none."""
-        return self.words.characters
 
     def read_vocabulary(self, tokenizer: Tokenizer) -> None:
         self.spelling_VC = spelling(tokenizer, self.settings.max_characters).to(self.spelling_VC.device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -21,7 +22,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import derived_seed
 from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
 from bertkit.models.layers import NORMS, Activation
-from bertkit.models.recorder import Recorder
+from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
@@ -37,6 +38,11 @@ LAYER_NAME = re.compile(r"^encoder\.layers\.(\d+)\.")
 """The beginning of the names of a layer's parameters, with the layer's number."""
 LARGEST_SIZE = 1 << 24
 """The largest value of any other field, and of the vocabulary size."""
+
+
+ClassifierDropout = Annotated[
+    float | None, Field(ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob.")
+]
 
 
 class EncoderConfig(Settings, ABC):
@@ -215,13 +221,17 @@ class TransformerConfig(EncoderConfig):
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
     hidden_act: Activation = Field("gelu", description="Activation of the feed-forward layers and the masked-LM head.")
 
+    truncates_weights: ClassVar[bool] = True
+    """Whether initial weights are drawn from a truncated normal distribution."""
+
     @property
     def max_tokens(self) -> int:
         return self.max_position_embeddings
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """BERT's normal, truncated at two standard deviations; not truncated if `initializer` is `normal`."""
-        if getattr(self, "initializer", "family") == "normal":
+        """BERT's normal, truncated at two standard deviations unless the family or its `initializer` does not truncate
+        it."""
+        if not self.truncates_weights or getattr(self, "initializer", "family") == "normal":
             nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
             return
         std = self.initializer_range
@@ -243,12 +253,21 @@ class BertLikeConfig(TransformerConfig):
 
     hub_fixed: ClassVar[Mapping[str, Any]] = {**EncoderConfig.hub_fixed, "position_embedding_type": "absolute"}
 
+    @property
+    def task_dropout(self) -> float:
+        """The dropout rate before a task's classifier: `classifier_dropout` if the family has it and it is not null."""
+        rate: float | None = getattr(self, "classifier_dropout", None)
+        return self.hidden_dropout_prob if rate is None else rate
+
 
 class Encoder(nn.Module, ABC):
     """A stack of layers over packed tokens. It contains only parameters; fixed tables are computed in `forward`."""
 
     hub_names: ClassVar[Names]
     """The Hub's name of each module, by its name here; `{n}` stands for a layer's number."""
+
+    word_module: ClassVar[str] = "embeddings.word"
+    """The module of the word embeddings."""
 
     has_hub_class: ClassVar[bool] = True
     """Whether a class of the Hub reads its weights; models without one are only kept in checkpoints."""
@@ -279,9 +298,10 @@ class Encoder(nn.Module, ABC):
         self.config = config
 
     @property
-    @abstractmethod
     def word_embedding(self) -> nn.Embedding:
         """V x E; a language-model head is tied to it."""
+        words: nn.Embedding = attrgetter(self.word_module)(self)
+        return words
 
     @property
     def embedding_width(self) -> int:
@@ -301,6 +321,12 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The last layer's hidden states, (T, D)."""
+
+    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        """The last layer's states, through the norm behind it if the family has one as `norm`. Point, if so:
+        `ln_final.hook_normalized`."""
+        norm = getattr(self, "norm", None)
+        return hidden_TD if norm is None else scope.tap("ln_final.hook_normalized", norm(hidden_TD))
 
     def forward_carried(
         self, batch: PackedBatch, state: Mapping[str, Tensor] | None, recorder: Recorder | None = None
@@ -356,6 +382,17 @@ class Encoder(nn.Module, ABC):
     def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
         """The batch with the global tokens that these heads need, for families that have any."""
         return batch
+
+    def untrained_copies(self, heads: Sequence[str]) -> Names:
+        """Modules that training of these heads alone leaves as they are and that now equal another module, with its
+        name."""
+        return {}
+
+    @torch.no_grad()
+    def renew_copies(self, copies: Names) -> None:
+        """Copy each of these modules again from the one that it equalled, as that is now."""
+        for name, origin in copies.items():
+            self.get_submodule(name).load_state_dict(self.get_submodule(origin).state_dict())
 
     def to_hub(self) -> dict[str, Any]:
         """Keys of config.json that belong to the encoder but are not settings."""

@@ -274,8 +274,8 @@ class EncoderDecoder(Encoder):
         return self.finish_target(hidden_UD, scope)
 
     @abstractmethod
-    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
-        """The input of the decoder's first layer, (U, D)."""
+    def embed_target(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
+        """The input of the decoder's first layer, (T, D), for the target's tokens."""
 
     def target_biases(self) -> Mapping[str, Bias]:
         """Further inputs of all decoder layers, built for each pass; none in most families."""
@@ -294,12 +294,6 @@ class StackedEncoderDecoder(EncoderDecoder):
     """Contains the shared word table as `word`."""
 
     @property
-    def word_embedding(self) -> nn.Embedding:
-        word = self.embeddings.word
-        assert isinstance(word, nn.Embedding)
-        return word
-
-    @property
     def source_layers(self) -> Sequence[nn.Module]:
         return list(self.layers)
 
@@ -314,8 +308,8 @@ class StackedEncoderDecoder(EncoderDecoder):
         return self.finish_source(hidden_SD, scope)
 
     @abstractmethod
-    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        """The input of the encoder's first layer, (S, D)."""
+    def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
+        """The input of the encoder's first layer, (T, D), for the source's tokens."""
 
     def source_biases(self) -> Mapping[str, Bias]:
         """Further inputs of all encoder layers, built for each pass; none in most families."""

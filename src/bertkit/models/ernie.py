@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, bert_layers
-from bertkit.models.encoder import BertLikeConfig
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.recorder import Scope
@@ -31,9 +31,7 @@ class ErnieConfig(BertLikeConfig):
     family: Literal["ernie"] = "ernie"
     use_task_id: bool = Field(False, description="Whether there is a task embedding (ERNIE 2.0).")
     task_type_vocab_size: int = Field(3, ge=1, description="Number of rows of the task embedding.")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
 
     model_type: ClassVar[str] = "ernie"
     hub_prefix: ClassVar[str] = "ernie"
@@ -51,8 +49,7 @@ class ErnieConfig(BertLikeConfig):
         return Ernie(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
-        return bert_heads(self, "Ernie", dropout)
+        return bert_heads(self, "Ernie")
 
 
 class ErnieEmbeddings(Embeddings):

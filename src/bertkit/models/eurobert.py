@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -64,6 +63,7 @@ class EuroBertConfig(TransformerConfig):
 
     live_fields: ClassVar[frozenset[str]] = frozenset({"rope_theta"})
     model_type: ClassVar[str] = "eurobert"
+    truncates_weights: ClassVar[bool] = False
     hub_prefix: ClassVar[str] = "model"
     base_architecture: ClassVar[str] = "EuroBertModel"
     hub_keys: ClassVar[Mapping[str, str]] = {
@@ -93,10 +93,6 @@ class EuroBertConfig(TransformerConfig):
     def build(self, vocab_size: int, *, pad_id: int = 128_001) -> EuroBert:
         return EuroBert(self, vocab_size)
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, not truncated."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
-
     def heads(self) -> dict[str, HeadPlan]:
         masked_lm = (
             HeadPlan("EuroBertForMaskedLM", lambda _: TiedVocabularyHead(), decoder="lm_head")
@@ -119,9 +115,7 @@ class EuroBertConfig(TransformerConfig):
         late = self.classifier_pooling == "late"
         return HeadPlan(
             architecture,
-            lambda shape: EuroBertClassifier(
-                shape.width, shape.num_labels if outputs is None else outputs, dense_first=late
-            ),
+            lambda shape: EuroBertClassifier(shape.width, shape.outputs(outputs), dense_first=late),
             {"dense": "dense", "output": "classifier"},
             summary=_SUMMARIES[self.classifier_pooling],
             before_mean=_transformed if late else None,
@@ -141,10 +135,7 @@ class EuroBertConfig(TransformerConfig):
         Raises:
             ValueError: an unsupported model, or an invalid value.
         """
-        known = dict(contents)
-        theta = rope_theta_in(contents.get("rope_parameters"), "rope_parameters")
-        if theta is not None:
-            known["rope_theta"] = theta
+        known = {**contents, **rope_theta_in(contents.get("rope_parameters"), "rope_parameters")}
         if "clf_pooling" in contents:
             known.setdefault("classifier_pooling", contents["clf_pooling"])
         config = super().from_hub(known)

@@ -16,7 +16,7 @@ sequences, V vocabulary, K outputs, W neighbours on either side.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -28,15 +28,16 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.kernels import ops
 from bertkit.kernels.loading import in_use
-from bertkit.models.attention import SelfAttention, attend
+from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import Encoder, TransformerConfig
+from bertkit.models.encoder import TransformerConfig
 from bertkit.models.gelu import gelu
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
-from bertkit.models.layers import ACTIVATIONS, Activation
+from bertkit.models.layers import Activation, DroppedFeedForward
 from bertkit.models.matmul import Linear
-from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.recorder import Scope
 from bertkit.models.rotary import RotaryTable
+from bertkit.models.selective_encoder import SelectiveEncoder
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names
 from bertkit.models.word_embedding import WordEmbedding
@@ -265,25 +266,8 @@ class FastAttention(SelfAttention):
         if self.eps is not None:
             query_TNH, key_TNH = rms_norm(query_TNH, self.eps), rms_norm(key_TNH, self.eps)
         query_TNH, key_TNH = rotary.turn(query_TNH), rotary.turn(key_TNH)
-        rate = self.dropout_rate if self.training else 0.0
-        mixed_TNH = attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=scope)
+        mixed_TNH = self.mix(query_TNH, key_TNH, value_TNH, sequences, scope)
         return self._to_output(scope.tap("hook_z", mixed_TNH), index_M)
-
-
-class FastFeedForward(nn.Module):
-    """Two linear maps without biases, with the activation between them."""
-
-    def __init__(self, config: FastEncoderConfig) -> None:
-        super().__init__()
-        self.inner = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.activation = ACTIVATIONS[config.hidden_act]
-        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points, each (T, F): `hook_pre` and `hook_post`, around the activation."""
-        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
-        output_TD: Tensor = self.outer(scope.tap("hook_post", self.activation(inner_TF)))
-        return output_TD
 
 
 class FastLayer(nn.Module):
@@ -299,7 +283,9 @@ class FastLayer(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.attention = FastAttention(config, has_values=has_values)
-        self.feed_forward = FastFeedForward(config)
+        self.feed_forward = DroppedFeedForward(
+            width, config.intermediate_size, config.hidden_act, dropout_rate=0.0, bias=False
+        )
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.eps = config.norm_eps
         self.residual = nn.Parameter(torch.empty(2, width)) if config.embedding_skip else None
@@ -307,9 +293,10 @@ class FastLayer(nn.Module):
         self.near = nn.Parameter(torch.empty(2 * config.neighbours, width)) if config.neighbours else None
 
 
-class FastEncoder(Encoder):
+class FastEncoder(SelectiveEncoder):
     """The encoder: embeddings and layers."""
 
+    word_module: ClassVar[str] = "word"
     layers_run_once: ClassVar[bool] = False
     hashed_tables: ClassVar[tuple[str, ...]] = ("pairs.weight",)
 
@@ -344,25 +331,9 @@ class FastEncoder(Encoder):
         )
         self.head_width = width // config.num_attention_heads
 
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
-
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
-        return self._states(batch, Scope(recorder, ""), None)
-
-    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
-        return self._states(batch, Scope(None, ""), index_M)
-
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
         """None: inputs that a layer reads from others are computed between their parts."""
         return ()
-
-    def selected_token_modules(self) -> Iterable[nn.Module]:
-        last = self.layers[-1]
-        assert isinstance(last, FastLayer)
-        return (last.attention.output, last.feed_forward)
 
     def _embedded(self, batch: PackedBatch, near: Neighbours, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`, only the words."""
@@ -372,7 +343,8 @@ class FastEncoder(Encoder):
                 embedded_TD = embedded_TD + self.pairs(row_T)
         return rms_norm(embedded_TD, self.settings.norm_eps)
 
-    def _states(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None) -> Tensor:
+    def through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """As in the base class. Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
         settings, layers = self.settings, len(self.layers)
         rotary = RotaryTable(batch.positions_T, self.head_width, settings.rope_theta)
         near = Neighbours(batch.positions_T, batch.sequences, max(1, settings.neighbours))

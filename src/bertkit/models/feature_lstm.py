@@ -16,7 +16,7 @@ Shapes: T packed tokens, B sequences, S longest sequence, D width of the encoder
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import torch
@@ -132,10 +132,10 @@ class FeatureLstmConfig(EncoderConfig):
             return classifier_plan(f"FeatureLstmFor{task}", dropout_rate=self.dropout, **settings)
 
         return {
-            "sequence_classification": replace(plan("SequenceClassification"), summary="mean"),
+            "sequence_classification": plan("SequenceClassification", summary="mean"),
             "token_classification": plan("TokenClassification"),
             "span": plan("QuestionAnswering", hub="qa_outputs", outputs=2),
-            "multiple_choice": replace(plan("MultipleChoice", outputs=1), summary="mean"),
+            "multiple_choice": plan("MultipleChoice", outputs=1, summary="mean"),
         }
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention import Mix, SelfAttention, attend, from_blocks, to_blocks
+from bertkit.models.attention import Mix, SelfAttention, from_blocks, to_blocks
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 
@@ -74,16 +74,13 @@ class FixedHeadsAttention(SelfAttention):
             scope.tap(name, each) for name, each in zip(("hook_q", "hook_k", "hook_v"), rows, strict=True)
         )
         mixed_TNH = scope.tap("hook_z", mix(query_TLH, key_TLH, value_TNH))
-        selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        output: Tensor = self.output(selected_TNH.flatten(1))
-        return output
+        return self._to_output(mixed_TNH, index_M)
 
     def mix(
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
         """(T, N, H); recorded attention maps are those of the learnt heads."""
-        rate = self.dropout_rate if self.training else 0.0
-        learnt_TLH = attend(query_TNH, key_TNH, value_TNH[:, PATTERNS:], sequences, dropout_rate=rate, scope=scope)
+        learnt_TLH = super().mix(query_TNH, key_TNH, value_TNH[:, PATTERNS:], sequences, scope)
         values = to_blocks(value_TNH[:, :PATTERNS], sequences)
         mixed = [
             fixed_patterns(block, value.device).to(value.dtype) @ value

@@ -14,17 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention import SelfAttention, attend, causal
-from bertkit.models.bert import BertStack, WordEmbeddings
+from bertkit.data.batch import PackedSequences
+from bertkit.models.attention import SelfAttention, causal
+from bertkit.models.bert import BertStack, WordEmbeddings, bert_layers
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import TransformerConfig
-from bertkit.models.heads import Classifier, HeadPlan, TiedVocabularyHead
-from bertkit.models.layers import FeedForward, PostNormLayer
+from bertkit.models.heads import HeadPlan, TiedVocabularyHead, classifier_plan
+from bertkit.models.layers import PostNormLayer
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names, TensorLayout, stacked, transposed
@@ -51,6 +50,7 @@ class GptLikeConfig(TransformerConfig):
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on sub-layer outputs.")
     summary_first_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before the multiple-choice score.")
 
+    truncates_weights: ClassVar[bool] = False  # as in the released code
     hub_prefix: ClassVar[str] = "transformer"
     classes: ClassVar[str]
     """Prefix of the names of the Hub's classes."""
@@ -78,10 +78,6 @@ class GptLikeConfig(TransformerConfig):
         ".attn.masked_bias",
     )
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, as in the released code."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
-
     def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The ends of a text as ids of a vocabulary trained here; else the Hub's classes would take GPT-2's."""
         if not {"cls", "sep"} <= set(tokenizer.roles):
@@ -98,10 +94,11 @@ class GptLikeConfig(TransformerConfig):
                 summary="last",
             ),
             # The Hub has no class with this head alone.
-            "multiple_choice": HeadPlan(
+            "multiple_choice": classifier_plan(
                 f"{self.classes}DoubleHeadsModel",
-                lambda shape: Classifier(shape.width, 1, dropout_rate=self.summary_first_dropout),
-                {"output": "multiple_choice_head.summary"},
+                dropout_rate=self.summary_first_dropout,
+                hub="multiple_choice_head.summary",
+                outputs=1,
                 summary="last",
             ),
         }
@@ -152,16 +149,6 @@ class GptConfig(GptLikeConfig):
         return Gpt(self, vocab_size)
 
 
-class GptEmbeddings(WordEmbeddings):
-    """The sum of word and position embeddings."""
-
-    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`."""
-        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        position_TD = scope.tap("hook_pos_embed", self.position(batch.positions_T))
-        return word_TD + position_TD
-
-
 class CausalSelfAttention(SelfAttention):
     """Each token attends to itself and to earlier tokens; `scale` multiplies the scores (None: one over the square root
     of the head width)."""
@@ -173,17 +160,7 @@ class CausalSelfAttention(SelfAttention):
     def mix(
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
-        rate = self.dropout_rate if self.training else 0.0
-        return attend(
-            query_TNH,
-            key_TNH,
-            value_TNH,
-            sequences,
-            dropout_rate=rate,
-            scope=scope,
-            visible=causal,
-            scale=self.scale,
-        )
+        return self.mixing(sequences, scope, visible=causal, scale=self.scale)(query_TNH, key_TNH, value_TNH)
 
 
 class GptStack(BertStack):
@@ -194,7 +171,7 @@ class GptStack(BertStack):
 
     def __init__(self, config: GptLikeConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
-        self.embeddings = GptEmbeddings(config, vocab_size)
+        self.embeddings = WordEmbeddings(config, vocab_size)
         self.dropout = Dropout(config.embedding_dropout_prob)
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
@@ -217,15 +194,4 @@ class Gpt(GptStack):
 
     def __init__(self, config: GptConfig, vocab_size: int) -> None:
         super().__init__(config, vocab_size)
-        self.layers = nn.ModuleList(
-            PostNormLayer(
-                CausalSelfAttention(
-                    config.hidden_size, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob
-                ),
-                FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-                width=config.hidden_size,
-                norm_eps=config.layer_norm_eps,
-                dropout_rate=config.hidden_dropout_prob,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
+        self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps, attention=CausalSelfAttention)

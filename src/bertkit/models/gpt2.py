@@ -16,10 +16,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bertkit.models.bert import bert_layer
 from bertkit.models.gpt import LAYER_NAMES, CausalSelfAttention, GptLikeConfig, GptStack
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.layers import Activation, FeedForward, PreNormLayer
-from bertkit.models.recorder import Scope
+from bertkit.models.layers import Activation, PreNormLayer
 from bertkit.models.weights import Names
 
 _FEED_FORWARD_FACTOR = 4
@@ -111,20 +111,12 @@ class Gpt2(GptStack):
         self.layers = nn.ModuleList(_layer(config, number) for number in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))
 
-
-def _layer(config: Gpt2Config, number: int) -> PreNormLayer:
-    return PreNormLayer(
-        CausalSelfAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            dropout_rate=config.attention_probs_dropout_prob,
-            scale=config.attention_scale(number),
-        ),
-        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-        width=config.hidden_size,
-        norm_eps=config.layer_norm_eps,
-        dropout_rate=config.hidden_dropout_prob,
+def _layer(config: Gpt2Config, number: int) -> nn.Module:
+    attention = CausalSelfAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        dropout_rate=config.attention_probs_dropout_prob,
+        scale=config.attention_scale(number),
     )
+    return bert_layer(PreNormLayer, attention, config, norm_eps=config.layer_norm_eps)

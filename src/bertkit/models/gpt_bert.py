@@ -31,11 +31,12 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import Mix
 from bertkit.models.disentangled import Distances, SharedPositions
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.gelu import gelu, gelu_by_tanh
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.matmul import Linear
-from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.recorder import Scope
+from bertkit.models.selective_encoder import SelectiveEncoder
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weighted_sum import weighted_sum
 from bertkit.models.weights import Names, TensorLayout, stacked
@@ -121,7 +122,7 @@ class GptBertConfig(EncoderConfig):
         def classifier(architecture: str, hub: str, outputs: int | None = None) -> HeadPlan:
             return HeadPlan(
                 architecture,
-                lambda shape: GptBertClassifier(self, shape.num_labels if outputs is None else outputs),
+                lambda shape: GptBertClassifier(self, shape.outputs(outputs)),
                 {"transform.dense": f"{hub}.nonlinearity.1", "output": f"{hub}.nonlinearity.5"},
             )
 
@@ -310,7 +311,7 @@ class GptBertLayer(nn.Module):
         return scope.tap("hook_mlp_out", self.feed_forward(self.feed_forward_norm(hidden_TD), scope.within("mlp.")))
 
 
-class GptBert(Encoder):
+class GptBert(SelectiveEncoder):
     """GPT-BERT's encoder.
 
     Attributes:
@@ -342,10 +343,6 @@ class GptBert(Encoder):
             nn.Parameter(torch.empty(number + 2)) for number in range(2 * config.num_hidden_layers)
         )
 
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings.word
-
     def tensor_layouts(self) -> Sequence[TensorLayout]:
         """On the Hub, queries and keys share one matrix, values and gates another."""
         return [
@@ -354,24 +351,16 @@ class GptBert(Encoder):
             for leaf in ("weight", "bias")
         ]
 
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: `hook_embed`, and those of each layer below `blocks.N.`; `hook_resid_mid` and
-        `hook_resid_post` are the weighted sums after its sub-layers."""
-        return self._states(batch, Scope(recorder, ""), None)
-
-    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
-        return self._states(batch, Scope(None, ""), index_M)
-
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
         """None: the weighted sums that connect layers are computed between the parts of a layer."""
         return ()
 
     def selected_token_modules(self) -> Iterable[nn.Module]:
-        last = self.layers[-1]
-        assert isinstance(last, GptBertLayer)
-        return (last.attention.gate, last.attention.output, last.feed_forward)
+        return self.layers[-1].get_submodule("attention.gate"), *super().selected_token_modules()
 
-    def _states(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None) -> Tensor:
+    def through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
+        """As in the base class. Points: `hook_embed`, and those of each layer below `blocks.N.`; `hook_resid_mid` and
+        `hook_resid_post` are the weighted sums after its sub-layers."""
         table_RD = self.embeddings.relative_norm(self.embeddings.relative_embedding)
         distances = Distances(table_RD, self.settings.rows(batch.sequences.max_length))
         hidden_TD: Tensor = self.embeddings(batch, scope)

@@ -63,6 +63,10 @@ class HeadShape:
     vocab_size: int
     num_labels: int
 
+    def outputs(self, fixed: int | None) -> int:
+        """K: a head's fixed number of outputs, or one per label if it has none."""
+        return self.num_labels if fixed is None else fixed
+
 
 @dataclass(frozen=True)
 class HeadPlan:
@@ -96,16 +100,9 @@ class MaskedLMHead(VocabularyHead):
     """Dense, activation, norm, then the transposed word embedding and a bias."""
 
     def __init__(
-        self,
-        width: int,
-        vocab_size: int,
-        *,
-        activation: Activation,
-        norm_eps: float,
-        embedding_width: int | None = None,
+        self, width: int, vocab_size: int, *, embedding_width: int, activation: Activation, norm_eps: float
     ) -> None:
         super().__init__()
-        embedding_width = width if embedding_width is None else embedding_width
         self.dense = Linear(width, embedding_width)
         self.activation = ACTIVATIONS[activation]
         self.norm = nn.LayerNorm(embedding_width, eps=norm_eps)
@@ -222,17 +219,62 @@ class DenseClassifier(nn.Module):
         return logits
 
 
+def masked_lm_plan(
+    architecture: str, hub_names: Mapping[str, str], *, activation: Activation, norm_eps: float, decoder: str | None
+) -> HeadPlan:
+    """Plan of a `MaskedLMHead`; the other arguments are those of `HeadPlan`."""
+
+    def build(shape: HeadShape) -> MaskedLMHead:
+        width = shape.embedding_width
+        return MaskedLMHead(
+            shape.width, shape.vocab_size, embedding_width=width, activation=activation, norm_eps=norm_eps
+        )
+
+    return HeadPlan(architecture, build, hub_names, decoder=decoder)
+
+
 def classifier_plan(
-    architecture: str, *, dropout_rate: float, hub: str = "classifier", outputs: int | None = None, pooled: bool = False
+    architecture: str,
+    *,
+    dropout_rate: float,
+    hub: str = "classifier",
+    outputs: int | None = None,
+    pooled: bool = False,
+    summary: Summary = "first",
 ) -> HeadPlan:
     """Plan of a `Classifier`, with one output per label if `outputs` is None."""
     return HeadPlan(
         architecture,
-        lambda shape: Classifier(
-            shape.width, shape.num_labels if outputs is None else outputs, dropout_rate=dropout_rate
-        ),
+        lambda shape: Classifier(shape.width, shape.outputs(outputs), dropout_rate=dropout_rate),
         {"output": hub},
         pooled=pooled,
+        summary=summary,
+    )
+
+
+def dense_classifier_plan(
+    architecture: str | None,
+    *,
+    activation: Activation,
+    dropout_rate: float,
+    input_dropout_rate: float = 0.0,
+    hub: tuple[str, str] = ("classifier.dense", "classifier.out_proj"),
+    outputs: int | None = None,
+    summary: Summary = "first",
+) -> HeadPlan:
+    """Plan of a `DenseClassifier`, with one output per label if `outputs` is None; `hub`: the Hub's names of its dense
+    layer and of its output."""
+    return HeadPlan(
+        architecture,
+        lambda shape: DenseClassifier(
+            shape.width,
+            shape.outputs(outputs),
+            activation=activation,
+            input_dropout_rate=input_dropout_rate,
+            dropout_rate=dropout_rate,
+        ),
+        dict(zip(("dense", "output"), hub, strict=True)),
+        summary=summary,
     )
 
 
@@ -279,11 +321,8 @@ def _auxiliary_plan(name: str, outputs: int, *, pooled: bool) -> HeadPlan:
 
 def _replaced_token_plan() -> HeadPlan:
     """ELECTRA's discriminator head, one logit per token: Clark et al. 2020, arXiv:2003.10555, section 2."""
-    return HeadPlan(
-        None,
-        lambda shape: DenseClassifier(shape.width, 1, activation="gelu", input_dropout_rate=0.0, dropout_rate=0.0),
-        {"dense": "pretraining.replaced_token.dense", "output": "pretraining.replaced_token.output"},
-    )
+    names = ("pretraining.replaced_token.dense", "pretraining.replaced_token.output")
+    return dense_classifier_plan(None, activation="gelu", dropout_rate=0.0, hub=names, outputs=1)
 
 
 def _span_boundary_plan() -> HeadPlan:

@@ -64,10 +64,12 @@ _KINDS: dict[str, type[EncoderConfig]] = {
 }
 """Every readable model_type: the families, two that no recipe pretrains and the Hub has no class for, and another
 spelling of one family."""
+_CODE = "auto_map"
+"""Key of config.json with the classes of a checkpoint's own code; `transformers` runs it with `trust_remote_code`."""
 _WRITTEN_ANEW = {
     *("architectures", "model_type", "vocab_size", "tie_word_embeddings", "dtype"),
     *("id2label", "label2id", "num_labels", "problem_type"),
-    *("torch_dtype", "transformers_version", "_name_or_path", "use_cache", PRUNED_HEADS),
+    *("torch_dtype", "transformers_version", "_name_or_path", "use_cache", PRUNED_HEADS, _CODE),
 }
 """Keys of config.json that are rewritten when a model is saved, or dropped."""
 GENERATION_FILE = "generation_config.json"
@@ -135,6 +137,13 @@ def _model_type(contents: Mapping[str, Any]) -> str:
     if given == BertConfig.model_type and MOSAICBERT_MARK in contents:
         return MosaicBertConfig.model_type
     return str(given)
+
+
+def _code_elsewhere(code: Any) -> dict[str, Any]:
+    """An `auto_map` without the files next to config.json, which are not written with the model: only its entries that
+    name a repository (`ORG/NAME--module.Class`). Empty if there are none."""
+    found = {name: value for name, value in code.items() if "--" in str(value)} if isinstance(code, dict) else {}
+    return {_CODE: found} if found else {}
 
 
 def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
@@ -230,7 +239,8 @@ def load_model(
                 raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
     generation = read_json(directory / GENERATION_FILE) if (directory / GENERATION_FILE).is_file() else {}
     told = {key: generation[key] for key in (DECODER_START, FORCED_FIRST) if generation.get(key) is not None}
-    model.extras = told | {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
+    kept = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
+    model.extras = told | kept | _code_elsewhere(contents.get(_CODE))
     form = model.hub_form()
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]

@@ -64,11 +64,11 @@ class FeedForward(nn.Module):
 
     at_once: Callable[[FeedForward, Tensor], Tensor] | None = None
 
-    def __init__(self, width: int, inner_width: int, activation: Activation) -> None:
+    def __init__(self, width: int, inner_width: int, activation: Activation, *, bias: bool = True) -> None:
         super().__init__()
-        self.inner = Linear(width, inner_width)
+        self.inner = Linear(width, inner_width, bias=bias)
         self.activation = ACTIVATIONS[activation]
-        self.outer = Linear(inner_width, width)
+        self.outer = Linear(inner_width, width, bias=bias)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points, each (T, F): `hook_pre` and `hook_post`, around the activation."""
@@ -77,6 +77,21 @@ class FeedForward(nn.Module):
         inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
         output: Tensor = self.outer(scope.tap("hook_post", self.activation(inner_TF)))
         return output
+
+
+class DroppedFeedForward(FeedForward):
+    """`FeedForward` with dropout between the two maps; never computed at once."""
+
+    def __init__(
+        self, width: int, inner_width: int, activation: Activation, *, dropout_rate: float, bias: bool = True
+    ) -> None:
+        super().__init__(width, inner_width, activation, bias=bias)
+        self.dropout = Dropout(dropout_rate)
+
+    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
+        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
+        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", self.activation(inner_TF))))
+        return output_TD
 
 
 class GatedFeedForward(nn.Module):

@@ -11,7 +11,7 @@ Shapes: T packed tokens, D width, V vocabulary, N heads, H head width, G global 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention, attend_explicitly, from_blocks, to_blocks
-from bertkit.models.bert import LAYER_NAMES, POST_NORM_NAMES
+from bertkit.models.bert import LAYER_NAMES, POST_NORM_NAMES, bert_layer
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder
-from bertkit.models.layers import FeedForward, PostNorm
+from bertkit.models.layers import PostNorm
 from bertkit.models.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.roberta import RobertaEmbeddings, RobertaLikeConfig
@@ -33,6 +33,7 @@ from bertkit.models.windows import GlobalTokens, keys_in_window, recorded, slidi
 from bertkit.text.tokenizer import Tokenizer
 
 _SELF = LAYER_NAMES["layers.{n}.attention.query"].removesuffix("query")
+_PROJECTIONS = ("query", "key", "value")
 
 
 class LongformerConfig(RobertaLikeConfig):
@@ -158,15 +159,6 @@ class LongformerLayer(PostNorm):
 
     attention: LongformerAttention
 
-    def __init__(self, config: LongformerConfig, window: int) -> None:
-        super().__init__(
-            LongformerAttention(config, window),
-            FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-            width=config.hidden_size,
-            norm_eps=config.layer_norm_eps,
-            dropout_rate=config.hidden_dropout_prob,
-        )
-
     def forward(
         self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope
     ) -> Tensor:
@@ -193,11 +185,10 @@ class Longformer(Encoder):
         self.sep_token_id = config.sep_token_id
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
-        self.layers = nn.ModuleList(LongformerLayer(config, window) for window in config.windows)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings.word
+        self.layers = nn.ModuleList(
+            bert_layer(LongformerLayer, LongformerAttention(config, window), config, norm_eps=config.layer_norm_eps)
+            for window in config.windows
+        )
 
     @property
     def max_tokens(self) -> int:
@@ -214,9 +205,22 @@ class Longformer(Encoder):
         """The batch with the global tokens of all heads, unless it already has its own."""
         if batch.global_T is not None:
             return batch
-        rules = {"sequence_classification": _first, "span": self._question, "multiple_choice": self._choice}
+        rules = self._rules
         wanted = [rules[head](batch) for head in heads if head in rules]
         return replace(batch, global_T=torch.stack(wanted).any(dim=0)) if wanted else batch
+
+    @property
+    def _rules(self) -> dict[str, Callable[[PackedBatch], Tensor]]:
+        return {"sequence_classification": _first, "span": self._question, "multiple_choice": self._choice}
+
+    def untrained_copies(self, heads: Sequence[str]) -> Names:
+        """Global projections, which a masked LM does not use. The released notebook (allenai/longformer,
+        scripts/convert_model_to_long.ipynb) copies the ordinary ones to them again after pretraining."""
+        if any(head in self._rules for head in heads):
+            return {}
+        names = [f"layers.{n}.attention.{name}" for n in range(len(self.layers)) for name in _PROJECTIONS]
+        pairs = {f"{name}_global": name for name in names}
+        return {name: origin for name, origin in pairs.items() if _are_equal(self, name, origin)}
 
     def _separators_before(self, batch: PackedBatch) -> Tensor:
         """The number of separators before each token in its sequence, (T,)."""
@@ -252,12 +256,17 @@ class Longformer(Encoder):
         for table in (self.embeddings.word, self.embeddings.position):
             table.weight[self.embeddings.pad_id].zero_()
         for layer in self.layers:
-            for name in ("query", "key", "value"):
+            for name in _PROJECTIONS:
                 own, ordinary = (
                     layer.get_submodule(f"attention.{name}_global"),
                     layer.get_submodule(f"attention.{name}"),
                 )
                 own.load_state_dict(ordinary.state_dict())
+
+
+def _are_equal(module: nn.Module, first: str, second: str) -> bool:
+    pairs = zip(module.get_submodule(first).parameters(), module.get_submodule(second).parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def _first(batch: PackedBatch) -> Tensor:

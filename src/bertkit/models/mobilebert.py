@@ -27,7 +27,7 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
 from bertkit.models.bert import EMBEDDING_NAMES, BertStack, Embeddings, bert_heads, segment_types
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import BertLikeConfig
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.matmul import Linear
@@ -71,9 +71,7 @@ class MobileBertConfig(BertLikeConfig):
         "no_norm", description="no_norm (only scale and shift) or layer_norm, in all layers."
     )
     classifier_activation: bool = Field(False, description="Whether the pooler is a dense layer with tanh.")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
 
     model_type: ClassVar[str] = "mobilebert"
     hub_prefix: ClassVar[str] = "mobilebert"
@@ -123,9 +121,8 @@ class MobileBertConfig(BertLikeConfig):
         return Pooler(width) if self.classifier_activation else nn.Identity()
 
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
         return {
-            **bert_heads(self, "MobileBert", dropout),
+            **bert_heads(self, "MobileBert"),
             "masked_lm": HeadPlan(
                 "MobileBertForMaskedLM",
                 lambda shape: WideMaskedLMHead(shape, activation=self.hidden_act, norm_eps=self.layer_norm_eps),
@@ -144,7 +141,8 @@ class WideMaskedLMHead(MaskedLMHead):
     """BERT's head, with D - E columns of its own in addition to the E of the word embeddings."""
 
     def __init__(self, shape: HeadShape, *, activation: Activation, norm_eps: float) -> None:
-        super().__init__(shape.width, shape.vocab_size, activation=activation, norm_eps=norm_eps)
+        width = shape.width
+        super().__init__(width, shape.vocab_size, embedding_width=width, activation=activation, norm_eps=norm_eps)
         self.rest = Linear(shape.vocab_size, shape.width - shape.embedding_width, bias=False)
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
@@ -236,9 +234,7 @@ class BottleneckAttention(SelfAttention):
         key_TNH = scope.tap("hook_k", self.key(shared).view(heads_TNH))
         value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
         mixed_TNH = scope.tap("hook_z", self.mix(query_TNH, key_TNH, value_TNH, sequences, scope))
-        selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        output: Tensor = self.output(selected_TNH.flatten(1))
-        return output
+        return self._to_output(mixed_TNH, index_M)
 
 
 class FeedForwardBlock(nn.Module):

@@ -50,7 +50,9 @@ def find_weights(directory: Path) -> Path:
     for name in WEIGHT_FILES:
         if (directory / name).is_file():
             return directory / name
-    raise DataError(f"{directory}: no weights here; expected one of {', '.join(WEIGHT_FILES)}")
+    graphs = sorted([*directory.glob("*.onnx"), *directory.glob("onnx/*.onnx")])
+    hint = f"; {graphs[0].name} is a graph for onnxruntime: give the model that it was exported from" if graphs else ""
+    raise DataError(f"{directory}: no weights here; expected one of {', '.join(WEIGHT_FILES)}{hint}")
 
 
 def weights_hash(directory: Path) -> str:

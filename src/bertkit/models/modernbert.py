@@ -34,6 +34,7 @@ from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.windows import keys_in_window, sliding_window_attention
 from bertkit.models.word_embedding import WordEmbedding
 from bertkit.settings import UnreadKey
+from bertkit.text.tokenizer import Tokenizer
 
 LayerType = Literal["full_attention", "sliding_attention"]
 _LAYER = "layers.{n}."
@@ -134,6 +135,14 @@ class ModernBertConfig(TransformerConfig):
     def build(self, vocab_size: int, *, pad_id: int = 50_283) -> ModernBert:
         return ModernBert(self, vocab_size)
 
+    def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """The ends of a text as ids of a vocabulary trained here; else the Hub's class would take those of
+        ModernBERT's, which exceed a smaller vocabulary."""
+        if not {"cls", "sep"} <= set(tokenizer.roles):
+            return {}
+        first, last = tokenizer.cls_id, tokenizer.sep_id
+        return {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
+
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """Truncated normal. For weights that add to the residual stream and for a classifier's dense layer, the
         standard deviation is divided by the square root of twice the number of layers."""
@@ -156,7 +165,7 @@ class ModernBertConfig(TransformerConfig):
         def classifier(architecture: str, outputs: int | None = None) -> HeadPlan:
             return HeadPlan(
                 architecture,
-                lambda shape: ModernBertClassifier(self, shape.num_labels if outputs is None else outputs),
+                lambda shape: ModernBertClassifier(self, shape.outputs(outputs)),
                 {**dense, "output": "classifier"},
                 summary="first" if self.classifier_pooling == "cls" else "mean",
             )
@@ -184,9 +193,8 @@ class ModernBertConfig(TransformerConfig):
         """
         bases: dict[str, Any] = {}
         for kind, name in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
-            found = rope_theta_in((contents.get("rope_parameters") or {}).get(kind), f"rope_parameters.{kind}")
-            if found is not None:
-                bases[name] = found
+            rope = (contents.get("rope_parameters") or {}).get(kind)
+            bases |= rope_theta_in(rope, f"rope_parameters.{kind}", field=name)
         return super().from_hub({**contents, **bases})
 
     def to_hub(self) -> dict[str, Any]:
@@ -331,10 +339,6 @@ class ModernBert(RotaryEncoder):
         super().reconfigure(config)
         self.theta = config.theta
 
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
-
     def tensor_layouts(self) -> list[TensorLayout]:
         """Queries, keys and values share one matrix on the Hub."""
         return [
@@ -348,10 +352,6 @@ class ModernBert(RotaryEncoder):
         hidden_TD: Tensor = self.dropout(self.embedding_norm(word_TD))
         return hidden_TD
 
-    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         tables = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}
         return [tables[kind] for kind in self.kinds]
-
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D). Point: `ln_final.hook_normalized`."""
-        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))

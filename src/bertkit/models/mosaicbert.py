@@ -14,7 +14,7 @@ block, b its sequences, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,13 +22,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
-from bertkit.models.attention import Bias, SelfAttention, attend
+from bertkit.models.attention import Bias, SelfAttention
 from bertkit.models.bert import bert_heads, segment_types
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import BertLikeConfig, Encoder
-from bertkit.models.heads import HeadPlan, MaskedLMHead
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
+from bertkit.models.heads import HeadPlan, masked_lm_plan
 from bertkit.models.layers import PostNorm, StackedGatedFeedForward
-from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.recorder import Scope
+from bertkit.models.selective_encoder import LayeredEncoder
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.word_embedding import WordEmbedding
 
@@ -44,9 +45,7 @@ class MosaicBertConfig(BertLikeConfig):
 
     family: Literal["mosaicbert"] = "mosaicbert"
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
     max_position_embeddings: int = Field(
         512, ge=1, description="Maximum sequence length in tokens; no weight depends on it, so it can be raised."
     )
@@ -54,30 +53,25 @@ class MosaicBertConfig(BertLikeConfig):
     model_type: ClassVar[str] = "mosaicbert"
     hub_prefix: ClassVar[str] = "bert"
     base_architecture: ClassVar[str] = "BertModel"
+    truncates_weights: ClassVar[bool] = False  # as in the Hub's BERT class that the released code inherits from
     pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> MosaicBert:
         return MosaicBert(self, vocab_size, pad_id=pad_id)
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, not truncated, as in the Hub's BERT class that the released code inherits from."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
-
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
-        masked_lm = HeadPlan(
+        masked_lm = masked_lm_plan(
             "BertForMaskedLM",
-            lambda shape: MaskedLMHead(
-                shape.width, shape.vocab_size, activation=self.hidden_act, norm_eps=_HEAD_NORM_EPS
-            ),
             {
                 "": "cls.predictions.decoder",
                 "dense": "cls.predictions.transform.dense",
                 "norm": "cls.predictions.transform.LayerNorm",
             },
+            activation=self.hidden_act,
+            norm_eps=_HEAD_NORM_EPS,
             decoder="cls.predictions.decoder",
         )
-        return {**bert_heads(self, "Bert", dropout), "masked_lm": masked_lm}
+        return {**bert_heads(self, "Bert"), "masked_lm": masked_lm}
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), HUB_MARK: self.max_position_embeddings}
@@ -132,10 +126,7 @@ class MosaicBertLayer(PostNorm):
     ) -> Tensor:
         """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
         within = scope.within("attn.")
-        rate = self.attention.dropout_rate if self.training else 0.0
-
-        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
-            return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=within, bias=bias)
+        mix = self.attention.mixing(sequences, within, bias=bias)
 
         def attention(states_TD: Tensor) -> Tensor:
             attended_TD: Tensor = self.attention_dropout(self.attention.project(states_TD, mix, within, index_M))
@@ -144,7 +135,7 @@ class MosaicBertLayer(PostNorm):
         return self.around(hidden_TD, attention, scope, index_M)
 
 
-class MosaicBert(Encoder):
+class MosaicBert(LayeredEncoder):
     """MosaicBERT's encoder."""
 
     hub_names: ClassVar[Names] = {
@@ -169,31 +160,12 @@ class MosaicBert(Encoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(MosaicBertLayer(config) for _ in range(config.num_hidden_layers))
 
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings.word
-
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: those of the embeddings, and those of each layer below `blocks.N.`."""
-        return self._through(batch, Scope(recorder, ""))
-
-    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
-        return self._through(batch, Scope(None, ""), index_M)
-
-    def selected_token_modules(self) -> Iterable[nn.Module]:
-        last = self.layers[-1]
-        return last.get_submodule("attention.output"), last.get_submodule("feed_forward")
-
-    def _through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """The last layer's states, (T, D), or (M, D) for the tokens `index_M` alone."""
-        bias = self._bias()
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Points: those of the embeddings."""
         hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
-        for number, layer in enumerate(self.layers):
-            selected_M = index_M if number == len(self.layers) - 1 else None
-            hidden_TD = layer(hidden_TD, batch.sequences, bias, scope.within(f"blocks.{number}."), selected_M)
         return hidden_TD
 
-    def _bias(self) -> Bias:
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[Bias]:
         """The bias, computed once per length for all layers."""
         made: dict[int, Tensor] = {}
 
@@ -205,7 +177,7 @@ class MosaicBert(Encoder):
                 made[block.length] = -(slope_N[:, None, None] * distance_SS)[None]
             return made[block.length].to(query_bNSH.dtype)
 
-        return bias
+        return [bias] * len(self.layers)
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
         """Queries, keys and values share one matrix on the Hub."""

@@ -19,13 +19,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention import Bias, SelfAttention, attend
-from bertkit.models.bert import EMBEDDING_NAMES, WordEmbeddings
+from bertkit.models.attention import Bias
+from bertkit.models.bert import EMBEDDING_NAMES, NormedWordEmbeddings, bert_layers
 from bertkit.models.distance_bias import BucketBias
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, TransformerConfig
-from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
-from bertkit.models.layers import FeedForward, PostNorm
+from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
+from bertkit.models.layers import PostNorm
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.roberta import positions_behind_padding
 from bertkit.models.weights import Names
@@ -52,6 +52,7 @@ class MPNetConfig(TransformerConfig):
     model_type: ClassVar[str] = "mpnet"
     hub_prefix: ClassVar[str] = "mpnet"
     base_architecture: ClassVar[str] = "MPNetModel"
+    truncates_weights: ClassVar[bool] = False  # as in fairseq
     pooler_hub_name: ClassVar[str | None] = "mpnet.pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {"max_position_embeddings": 512, "layer_norm_eps": 1e-12}
     default_pad_id: ClassVar[int] = PAD_ID
@@ -63,31 +64,18 @@ class MPNetConfig(TransformerConfig):
     def build(self, vocab_size: int, *, pad_id: int = PAD_ID) -> MPNet:
         return MPNet(self, vocab_size)
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, as in fairseq."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
-
     def heads(self) -> dict[str, HeadPlan]:
         dropout = self.hidden_dropout_prob
         return {
-            "masked_lm": HeadPlan(
+            "masked_lm": masked_lm_plan(
                 "MPNetForMaskedLM",
-                lambda shape: MaskedLMHead(
-                    shape.width, shape.vocab_size, activation="gelu", norm_eps=self.layer_norm_eps
-                ),
                 {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+                activation="gelu",
+                norm_eps=self.layer_norm_eps,
                 decoder="lm_head.decoder",
             ),
-            "sequence_classification": HeadPlan(
-                "MPNetForSequenceClassification",
-                lambda shape: DenseClassifier(
-                    shape.width,
-                    shape.num_labels,
-                    activation="tanh",
-                    input_dropout_rate=dropout,
-                    dropout_rate=dropout,
-                ),
-                {"dense": "classifier.dense", "output": "classifier.out_proj"},
+            "sequence_classification": dense_classifier_plan(
+                "MPNetForSequenceClassification", activation="tanh", dropout_rate=dropout, input_dropout_rate=dropout
             ),
             "token_classification": classifier_plan("MPNetForTokenClassification", dropout_rate=dropout),
             "span": classifier_plan("MPNetForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
@@ -95,19 +83,11 @@ class MPNetConfig(TransformerConfig):
         }
 
 
-class MPNetEmbeddings(WordEmbeddings):
-    """Word and position embeddings, normalised."""
+class MPNetEmbeddings(NormedWordEmbeddings):
+    """Word and position embeddings, normalised; positions are counted from the padding id."""
 
-    def __init__(self, config: MPNetConfig, vocab_size: int) -> None:
-        super().__init__(config, vocab_size)
-        self.norm = nn.LayerNorm(self.width, eps=config.layer_norm_eps)
-
-    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`."""
-        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        position_TD = scope.tap("hook_pos_embed", self.position(positions_behind_padding(batch, PAD_ID)))
-        normed_TD: Tensor = self.norm(word_TD + position_TD)
-        return normed_TD
+    def positions_T(self, batch: PackedBatch) -> Tensor:
+        return positions_behind_padding(batch, PAD_ID)
 
 
 class MPNetLayer(PostNorm):
@@ -116,11 +96,7 @@ class MPNetLayer(PostNorm):
     def forward(self, hidden_TD: Tensor, sequences: PackedSequences, bias: Bias, scope: Scope) -> Tensor:
         """(T, D) to (T, D)."""
         within = scope.within("attn.")
-        rate = self.attention.dropout_rate if self.training else 0.0
-
-        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
-            return attend(query_TNH, key_TNH, value_TNH, sequences, dropout_rate=rate, scope=within, bias=bias)
-
+        mix = self.attention.mixing(sequences, within, bias=bias)
         return self.around(hidden_TD, lambda states_TD: self.attention.project(states_TD, mix, within), scope)
 
 
@@ -144,24 +120,10 @@ class MPNet(Encoder):
 
     def __init__(self, config: MPNetConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        width, heads = config.hidden_size, config.num_attention_heads
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.embeddings = MPNetEmbeddings(config, vocab_size)
-        self.distance = nn.Embedding(config.relative_attention_num_buckets, heads)
-        self.layers = nn.ModuleList(
-            MPNetLayer(
-                SelfAttention(width, heads, dropout_rate=config.attention_probs_dropout_prob),
-                FeedForward(width, config.intermediate_size, config.hidden_act),
-                width=width,
-                norm_eps=config.layer_norm_eps,
-                dropout_rate=config.hidden_dropout_prob,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings.word
+        self.embeddings = MPNetEmbeddings(config, vocab_size, norm_eps=config.layer_norm_eps)
+        self.distance = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
+        self.layers = bert_layers(MPNetLayer, config, norm_eps=config.layer_norm_eps)
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D). Points: those of the embeddings, and those of each layer below `blocks.N.`."""

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
-from bertkit.models.heads import DenseClassifier, HeadPlan, UntiedVocabularyHead
+from bertkit.models.heads import HeadPlan, UntiedVocabularyHead, dense_classifier_plan
 from bertkit.models.layers import Activation, GatedFeedForward
 from bertkit.models.rotary import require_even_heads
 from bertkit.models.rotary_encoder import PreNormRotaryLayer, RmsNormRotaryEncoder, RotaryAttention, rms_norm_layer
@@ -107,17 +107,13 @@ class NeoBertConfig(TransformerConfig):
         }
 
     def _classifier(self, task: str, outputs: int | None = None) -> HeadPlan:
-        rate = self.classifier_dropout
-        return HeadPlan(
+        return dense_classifier_plan(
             f"NeoBERTFor{task}",
-            lambda shape: DenseClassifier(
-                shape.width,
-                shape.num_labels if outputs is None else outputs,
-                activation="tanh",
-                input_dropout_rate=rate,
-                dropout_rate=rate,
-            ),
-            {"dense": "dense", "output": "classifier"},
+            activation="tanh",
+            dropout_rate=self.classifier_dropout,
+            input_dropout_rate=self.classifier_dropout,
+            hub=("dense", "classifier"),
+            outputs=outputs,
         )
 
     @classmethod

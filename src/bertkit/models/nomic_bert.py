@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import bert_heads, segment_types
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import BertLikeConfig, EncoderConfig
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, EncoderConfig
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import Activation, GatedFeedForward
 from bertkit.models.recorder import Scope
@@ -85,14 +85,13 @@ class NomicBertConfig(BertLikeConfig):
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
     max_position_embeddings: int = Field(2048, ge=1, description="Maximum sequence length in tokens.")
     rope_theta: float = Field(1000.0, gt=0, description="Base theta of the rotary positions.")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
 
     live_fields: ClassVar[frozenset[str]] = frozenset({"rope_theta"})
     model_type: ClassVar[str] = "nomic_bert"
     hub_prefix: ClassVar[str] = "nomic_bert"
     base_architecture: ClassVar[str] = "NomicBertModel"
+    truncates_weights: ClassVar[bool] = False
     pooler_hub_name: ClassVar[str | None] = "nomic_bert.pooler.dense"
     hub_fixed: ClassVar[Mapping[str, Any]] = {
         **EncoderConfig.hub_fixed,
@@ -107,13 +106,8 @@ class NomicBertConfig(BertLikeConfig):
     def build(self, vocab_size: int, *, pad_id: int = 0) -> NomicBert:
         return NomicBert(self, vocab_size, pad_id=pad_id)
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, not truncated."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
-
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
-        plans = bert_heads(self, "NomicBert", dropout)
+        plans = bert_heads(self, "NomicBert")
         names = {**plans["masked_lm"].hub_names, "norm": f"{_HEAD}transform.layer_norm"}
         masked_lm = HeadPlan("NomicBertForMaskedLM", plans["masked_lm"].build, names, decoder=f"{_HEAD}decoder")
         return {
@@ -133,9 +127,7 @@ class NomicBertConfig(BertLikeConfig):
                 if contents.get(key, wanted) != wanted:
                     raise ValueError(f"{key} is {contents[key]!r:.60}; only {wanted!r} is supported")
             known |= {name: contents[key] for name, key in _OLDER_KEYS.items() if key in contents}
-        theta = rope_theta_in(contents.get("rope_parameters"), "rope_parameters")
-        if theta is not None:
-            known["rope_theta"] = theta
+        known |= rope_theta_in(contents.get("rope_parameters"), "rope_parameters")
         return super().from_hub(known)
 
     def to_hub(self) -> dict[str, Any]:
@@ -203,10 +195,6 @@ class NomicBert(RotaryEncoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))
 
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
-
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Points, each (T, D): `hook_embed`, `hook_token_type_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
@@ -214,7 +202,7 @@ class NomicBert(RotaryEncoder):
         hidden_TD: Tensor = self.dropout(self.embedding_norm(word_TD + token_type_TD))
         return hidden_TD
 
-    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         return [RotaryTable(batch.positions_T, self.head_width, self.config.rope_theta)] * len(self.layers)
 
     @torch.no_grad()

@@ -139,6 +139,12 @@ def pair_blocks(
     return tuple(found)
 
 
+def require_even_width(width: int, heads: int) -> None:
+    """Raise ValueError unless the width can be cut into heads, and into sines and cosines."""
+    if width % heads or width % 2:
+        raise ValueError(f"hidden_size ({width}) must be even and a multiple of num_attention_heads ({heads})")
+
+
 def waves(width: int, *, keys: int, queries: int, clamp: int, directions: int, device: torch.device) -> Tensor:
     """Sines, then cosines, of the distances keys, keys - 1, ..., 1 - queries: (C, P, D).
 

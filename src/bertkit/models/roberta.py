@@ -11,21 +11,19 @@ Shapes: T packed tokens, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
-from bertkit.models.encoder import BertLikeConfig, Encoder
-from bertkit.models.heads import DenseClassifier, HeadPlan, MaskedLMHead, classifier_plan
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder
+from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.key_value_cache import CachedSequences
 from bertkit.models.layers import PostNormLayer
-from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
 
 
@@ -38,14 +36,13 @@ class RobertaLikeConfig(BertLikeConfig):
     type_vocab_size: int = Field(1, ge=1, description="Number of segment types; if there is one, all tokens have it.")
     layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
-    classifier_dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob."
-    )
+    classifier_dropout: ClassifierDropout = None
 
     classes: ClassVar[str]
     """Prefix of the names of the Hub's classes."""
 
     hub_prefix: ClassVar[str] = "roberta"
+    truncates_weights: ClassVar[bool] = False  # as in fairseq
     pooler_hub_name: ClassVar[str | None] = "roberta.pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {
         "max_position_embeddings": 512,
@@ -74,31 +71,21 @@ class RobertaLikeConfig(BertLikeConfig):
     def build(self, vocab_size: int, *, pad_id: int = 1) -> Encoder:
         return Roberta(self, vocab_size, pad_id=pad_id)
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal, as in fairseq."""
-        nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
-
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        dropout = self.task_dropout
         return {
-            "masked_lm": HeadPlan(
+            "masked_lm": masked_lm_plan(
                 f"{self.classes}ForMaskedLM",
-                lambda shape: MaskedLMHead(
-                    shape.width, shape.vocab_size, activation="gelu", norm_eps=self.layer_norm_eps
-                ),
                 {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+                activation="gelu",
+                norm_eps=self.layer_norm_eps,
                 decoder="lm_head.decoder",
             ),
-            "sequence_classification": HeadPlan(
+            "sequence_classification": dense_classifier_plan(
                 f"{self.classes}ForSequenceClassification",
-                lambda shape: DenseClassifier(
-                    shape.width,
-                    shape.num_labels,
-                    activation="tanh",
-                    input_dropout_rate=dropout,
-                    dropout_rate=dropout,
-                ),
-                {"dense": "classifier.dense", "output": "classifier.out_proj"},
+                activation="tanh",
+                dropout_rate=dropout,
+                input_dropout_rate=dropout,
             ),
             "token_classification": classifier_plan(f"{self.classes}ForTokenClassification", dropout_rate=dropout),
             "span": classifier_plan(
@@ -147,12 +134,7 @@ class RobertaEmbeddings(NormedEmbeddings):
         super().__init__(config, vocab_size)
         self.pad_id = pad_id
 
-    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D), with the points of BERT's embeddings."""
-        return super().forward(replace(batch, positions_T=self.positions_T(batch)), scope)
-
     def positions_T(self, batch: PackedBatch) -> Tensor:
-        """Rows of the position table."""
         return positions_behind_padding(batch, self.pad_id)
 
 

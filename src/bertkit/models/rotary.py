@@ -78,24 +78,26 @@ def require_even_heads(width: int, heads: int) -> None:
         )
 
 
-def rope_theta_in(rope: Any, key: str) -> float | None:
-    """The base theta in an object of config.json such as `{"rope_type": "default", "rope_theta": 10000.0}`; None if the
-    object is missing or contains none.
+def rope_theta_in(rope: Any, key: str, *, field: str = "rope_theta") -> dict[str, Any]:
+    """The base theta in an object of config.json such as `{"rope_type": "default", "rope_theta": 10000.0}`, by the name
+    of its setting; empty if the object is missing or contains none.
 
     Args:
         rope: the value of `key`.
         key: for messages.
+        field: the setting.
 
     Raises:
         ValueError: not an object, or angles that are scaled in some way.
     """
     if rope is None:
-        return None
+        return {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"{key} is {rope!r:.60}; expected an object")
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"{key}.rope_type is {rope['rope_type']!r}; only 'default' is supported")
-    return rope.get("rope_theta")
+    theta = rope.get("rope_theta")
+    return {} if theta is None else {field: theta}
 
 
 def rope_to_hub(theta: float) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention import SelfAttention
 from bertkit.models.dropout import Dropout
-from bertkit.models.encoder import Encoder, TransformerConfig
+from bertkit.models.encoder import TransformerConfig
 from bertkit.models.layers import PostNorm, PreNorm
 from bertkit.models.matmul import Linear
-from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.recorder import Scope
 from bertkit.models.rotary import RotaryTable
+from bertkit.models.selective_encoder import LayeredEncoder
 from bertkit.models.word_embedding import WordEmbedding
 
 
@@ -126,7 +127,7 @@ class PostNormRotaryLayer(PostNorm):
     forward = PreNormRotaryLayer.forward
 
 
-class RotaryEncoder(Encoder):
+class RotaryEncoder(LayeredEncoder):
     """Embeddings, and layers whose queries and keys are rotated by their positions.
 
     Attributes:
@@ -134,39 +135,11 @@ class RotaryEncoder(Encoder):
     """
 
     caches_keys: ClassVar[bool] = True
-    layers: nn.ModuleList
+    word_module: ClassVar[str] = "word"
 
     @abstractmethod
-    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """The input of the first layer, (T, D)."""
-
-    @abstractmethod
-    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         """The angles that each layer rotates by."""
-
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """A map applied to the last layer's states: the identity unless a family has one."""
-        return hidden_TD
-
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: those of `embed` and `finish`, and those of each layer below `blocks.N.`."""
-        return self._through(batch, Scope(recorder, ""))
-
-    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
-        return self._through(batch, Scope(None, ""), index_M)
-
-    def selected_token_modules(self) -> Iterable[nn.Module]:
-        last = self.layers[-1]
-        return last.get_submodule("attention.output"), last.get_submodule("feed_forward")
-
-    def _through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """The last layer's states, (T, D), or (M, D) for the tokens `index_M` alone."""
-        hidden_TD, tables = self.embed(batch, scope), self.rotary_tables(batch)
-        last = len(self.layers) - 1
-        for number, (rotary, layer) in enumerate(zip(tables, self.layers, strict=True)):
-            asked_M = index_M if number == last else None
-            hidden_TD = layer(hidden_TD, batch.sequences, rotary, scope.within(f"blocks.{number}."), asked_M)
-        return self.finish(hidden_TD, scope)
 
 
 class RmsNormRotaryEncoder(RotaryEncoder):
@@ -193,17 +166,9 @@ class RmsNormRotaryEncoder(RotaryEncoder):
     def theta(self) -> float:
         """Base theta of the rotary positions."""
 
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
-
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`."""
         return scope.tap("hook_embed", self.word(batch.ids_T))
 
-    def rotary_tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         return [RotaryTable(batch.positions_T, self.head_width, self.theta)] * len(self.layers)
-
-    def finish(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D). Point: `ln_final.hook_normalized`."""
-        return scope.tap("ln_final.hook_normalized", self.norm(hidden_TD))

@@ -61,15 +61,12 @@ class StaticConfig(EncoderConfig):
 class StaticEncoder(Encoder):
     """Returns the row of each token."""
 
+    word_module: ClassVar[str] = "embeddings"
     hub_names: ClassVar[Names] = {"embeddings": "embedding"}
 
     def __init__(self, config: StaticConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.embeddings = nn.Embedding(vocab_size, config.hidden_size)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.embeddings
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D)."""

@@ -9,7 +9,8 @@ T5 1.1 (google-research/text-to-text-transfer-transformer, released_checkpoints.
 with `tie_word_embeddings: false`. Quirk kept: with tied embeddings, states are divided by the square root of the width
 before the output projection; with untied ones they are not.
 
-Shapes: S source tokens, U target tokens, D width, F width of the feed-forward layer, N heads, V vocabulary.
+Shapes: T packed tokens of one side, S source tokens, U target tokens, D width, F width of the feed-forward layer, N
+heads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedSequences
-from bertkit.models.attention import Bias, SelfAttention, attend, causal
+from bertkit.models.attention import Bias, SelfAttention, causal
 from bertkit.models.cross_attention import CrossAttention
 from bertkit.models.distance_bias import BucketBias
 from bertkit.models.dropout import Dropout
@@ -35,8 +36,7 @@ from bertkit.models.encoder_decoder import (
     WordTable,
 )
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead
-from bertkit.models.layers import GatedFeedForward, PreNorm
-from bertkit.models.matmul import Linear
+from bertkit.models.layers import DroppedFeedForward, GatedFeedForward, PreNorm
 from bertkit.models.recorder import Scope
 from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.weights import Names
@@ -191,39 +191,9 @@ class T5Attention(SelfAttention):
         *,
         bias: Bias | None = None,
     ) -> Tensor:
-        rate = self.dropout_rate if self.training else 0.0
-
-        def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
-            return attend(
-                query_TNH,
-                key_TNH,
-                value_TNH,
-                sequences,
-                dropout_rate=rate,
-                scope=scope,
-                visible=causal if self.is_causal else None,
-                bias=bias,
-                scale=1.0,
-            )
-
+        visible = causal if self.is_causal else None
+        mix = self.mixing(sequences, scope, visible=visible, bias=bias, scale=1.0)
         return self.project(hidden_TD, mix, scope, index_M)
-
-
-class T5FeedForward(nn.Module):
-    """Two maps without biases, with an activation and dropout between them. Points, each (T, F): `hook_pre`,
-    `hook_post`."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.inner = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.outer = Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        """(T, D) to (T, D)."""
-        inner_TF = torch.relu(scope.tap("hook_pre", self.inner(hidden_TD)))
-        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", inner_TF)))
-        return output_TD
 
 
 class T5EncoderLayer(PreNorm):
@@ -277,16 +247,12 @@ class T5(StackedEncoderDecoder):
         self.source_norm = _norm(config)
         self.target_norm = _norm(config)
 
-    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        return self._embedded(ids_S, scope)
-
-    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
-        return self._embedded(ids_U, scope)
-
-    def _embedded(self, ids_T: Tensor, scope: Scope) -> Tensor:
+    def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`."""
         embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", self.word_embedding(ids_T)))
         return embedded_TD
+
+    embed_target = embed_source
 
     def recomputable_layers(self) -> tuple[nn.Module, ...]:
         """None: the distance bias is computed within the first layer, for all layers."""
@@ -324,11 +290,11 @@ def _norm(config: T5Config) -> nn.Module:
 
 
 def _feed_forward(config: T5Config) -> nn.Module:
+    width, inner_width, rate = config.hidden_size, config.intermediate_size, config.hidden_dropout_prob
     if config.feed_forward_proj != _GATED:
-        return T5FeedForward(config)
+        return DroppedFeedForward(width, inner_width, "relu", dropout_rate=rate, bias=False)
     # `gated-gelu` means the tanh approximation.
-    width, inner_width = config.hidden_size, config.intermediate_size
-    return GatedFeedForward(width, inner_width, "gelu_new", dropout_rate=config.hidden_dropout_prob)
+    return GatedFeedForward(width, inner_width, "gelu_new", dropout_rate=rate)
 
 
 def _decoder_layer(config: T5Config) -> PreNormDecoderLayer:

@@ -7,7 +7,7 @@ embeddings.
 Quirk kept from tensor2tensor and the Hub: sines fill the first half of a position's dimensions and cosines the second,
 while they alternate in the paper's formula. For the maps that read them, this makes no difference.
 
-Shapes: S source tokens, U target tokens, D width, V vocabulary.
+Shapes: T packed tokens of one side, S source tokens, U target tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -254,18 +254,14 @@ class TransformerSeq2Seq(PostNormEncoderDecoder):
         rate = config.attention_probs_dropout_prob
         return FixedHeadsAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
 
-    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        return self._embedded(ids_S, positions_S, scope)
-
-    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
-        return self._embedded(ids_U, positions_U, scope)
-
-    def _embedded(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
+    def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
         word_TD = self.scaled_words(ids_T, scope)
         table = sinusoids(self.config.max_position_embeddings, self.width, word_TD.device)
         position_TD = scope.tap("hook_pos_embed", table.index_select(0, positions_T))
         embedded_TD: Tensor = self.dropout(word_TD + position_TD)
         return embedded_TD
+
+    embed_target = embed_source
 
 
 def _feed_forward(config: PostNormConfig, inner_width: int) -> FeedForward:

@@ -28,13 +28,19 @@ from bertkit.models.adaptive_softmax import AdaptiveDecoder
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
-from bertkit.models.layers import Activation
+from bertkit.models.layers import Activation, DroppedFeedForward
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.relative_attention import Pairs, PermutationOrder, SharedBiasAttention, pair_blocks, waves
+from bertkit.models.relative_attention import (
+    Pairs,
+    PermutationOrder,
+    SharedBiasAttention,
+    pair_blocks,
+    require_even_width,
+    waves,
+)
 from bertkit.models.segment_memory import check_memory, layer_name, remembered
 from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.models.word_embedding import WordEmbedding
-from bertkit.models.xlnet import DroppedFeedForward
 from bertkit.settings import UnreadKey
 
 
@@ -86,11 +92,7 @@ class TransformerXlConfig(EncoderConfig):
             yield UnreadKey("cutoffs", why, "set smaller numbers")
 
     def model_post_init(self, _context: Any) -> None:
-        if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be even and a multiple of num_attention_heads"
-                f" ({self.num_attention_heads})"
-            )
+        require_even_width(self.hidden_size, self.num_attention_heads)
         if any(low >= high for low, high in pairwise([0, *self.cutoffs])):
             raise ValueError(f"cutoffs ({list(self.cutoffs)}) must be ascending whole numbers above 0")
 
@@ -114,7 +116,6 @@ class TransformerXlConfig(EncoderConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         rate = self.hidden_dropout_prob
-        classified = classifier_plan("TransfoXLForSequenceClassification", dropout_rate=rate, hub="score")
         return {
             "causal_lm": HeadPlan(
                 "TransfoXLLMHeadModel",
@@ -122,8 +123,8 @@ class TransformerXlConfig(EncoderConfig):
                 {"": "crit", "words": "crit.out_layers.0"},
                 decoder="crit.out_layers.0",
             ),
-            "sequence_classification": HeadPlan(
-                classified.architecture, classified.build, classified.hub_names, summary="last"
+            "sequence_classification": classifier_plan(
+                "TransfoXLForSequenceClassification", dropout_rate=rate, hub="score", summary="last"
             ),
             "token_classification": classifier_plan("TransfoXLForTokenClassification", dropout_rate=rate),
         }
@@ -139,7 +140,7 @@ class TransformerXlLayer(nn.Module):
             width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob
         )
         self.attention_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.feed_forward = DroppedFeedForward(width, config.intermediate_size, config.hidden_act, rate)
+        self.feed_forward = DroppedFeedForward(width, config.intermediate_size, config.hidden_act, dropout_rate=rate)
         self.feed_forward_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(rate)
 
@@ -157,6 +158,7 @@ class TransformerXlLayer(nn.Module):
 class TransformerXl(Encoder):
     """Transformer-XL's decoder."""
 
+    word_module: ClassVar[str] = "word"
     has_hub_class: ClassVar[bool] = False
     hub_names: ClassVar[Names] = {
         "": "",
@@ -181,10 +183,6 @@ class TransformerXl(Encoder):
         self.r_r_bias = nn.Parameter(torch.zeros(per_head))
         self.layers = nn.ModuleList(TransformerXlLayer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D). Points: `hook_embed`, and those of each layer below `blocks.N.`."""

@@ -293,17 +293,13 @@ class UniversalTransformer(StackedEncoderDecoder):
             self._pondered["target"] = pondered_U
         return self.finish_target(hidden_UD, scope)
 
-    def embed_source(self, ids_S: Tensor, positions_S: Tensor, scope: Scope) -> Tensor:
-        return self._embedded(ids_S, scope)
-
-    def embed_target(self, ids_U: Tensor, positions_U: Tensor, scope: Scope) -> Tensor:
-        return self._embedded(ids_U, scope)
-
-    def _embedded(self, ids_T: Tensor, scope: Scope) -> Tensor:
+    def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
         """(T, D), without positions, which each step adds. Point: `hook_embed`."""
         word_TD = self.word_embedding(ids_T) * math.sqrt(self.width)
         embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", word_TD))
         return embedded_TD
+
+    embed_target = embed_source
 
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
         return scope.tap("ln_final.hook_normalized", self.source_norm(hidden_SD))

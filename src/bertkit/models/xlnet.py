@@ -26,14 +26,15 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import LaneLayout
 from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.heads import Classifier, DenseClassifier, HeadPlan
-from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan
+from bertkit.models.layers import Activation, DroppedFeedForward
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.relative_attention import (
     Pairs,
     PermutationOrder,
     RelativeAttention,
     pair_blocks,
+    require_even_width,
     waves,
 )
 from bertkit.models.segment_memory import check_memory, layer_name, remembered
@@ -121,11 +122,7 @@ class XlnetConfig(EncoderConfig):
         return True
 
     def model_post_init(self, _context: Any) -> None:
-        if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be even and a multiple of num_attention_heads"
-                f" ({self.num_attention_heads})"
-            )
+        require_even_width(self.hidden_size, self.num_attention_heads)
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
@@ -154,16 +151,12 @@ class XlnetConfig(EncoderConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         def summarised(architecture: str, outputs: int | None) -> HeadPlan:
-            return HeadPlan(
+            return dense_classifier_plan(
                 architecture,
-                lambda shape: DenseClassifier(
-                    shape.width,
-                    shape.num_labels if outputs is None else outputs,
-                    activation="tanh",
-                    input_dropout_rate=0.0,
-                    dropout_rate=self.summary_last_dropout,
-                ),
-                {"dense": "sequence_summary.summary", "output": "logits_proj"},
+                activation="tanh",
+                dropout_rate=self.summary_last_dropout,
+                hub=("sequence_summary.summary", "logits_proj"),
+                outputs=outputs,
                 summary="last",
             )
 
@@ -172,16 +165,8 @@ class XlnetConfig(EncoderConfig):
                 "XLNetLMHeadModel", lambda shape: BiasedDecoder(shape.vocab_size), {"": "lm_loss"}, decoder="lm_loss"
             ),
             "sequence_classification": summarised("XLNetForSequenceClassification", None),
-            "token_classification": HeadPlan(
-                "XLNetForTokenClassification",
-                lambda shape: Classifier(shape.width, shape.num_labels, dropout_rate=0.0),
-                {"output": "classifier"},
-            ),
-            "span": HeadPlan(
-                "XLNetForQuestionAnsweringSimple",
-                lambda shape: Classifier(shape.width, 2, dropout_rate=0.0),
-                {"output": "qa_outputs"},
-            ),
+            "token_classification": classifier_plan("XLNetForTokenClassification", dropout_rate=0.0),
+            "span": classifier_plan("XLNetForQuestionAnsweringSimple", dropout_rate=0.0, hub="qa_outputs", outputs=2),
             "multiple_choice": summarised("XLNetForMultipleChoice", 1),
         }
 
@@ -212,19 +197,6 @@ class Streams:
     inputs_TD: tuple[Tensor, ...]
 
 
-class DroppedFeedForward(FeedForward):
-    """`FeedForward` with dropout between the two maps."""
-
-    def __init__(self, width: int, inner_width: int, activation: Activation, dropout_rate: float) -> None:
-        super().__init__(width, inner_width, activation)
-        self.dropout = Dropout(dropout_rate)
-
-    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
-        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", self.activation(inner_TF))))
-        return output_TD
-
-
 class XlnetLayer(nn.Module):
     """Relative attention and a feed-forward layer, each followed by a norm; both streams share the weights."""
 
@@ -233,7 +205,9 @@ class XlnetLayer(nn.Module):
         rate = config.hidden_dropout_prob
         self.attention = RelativeAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = DroppedFeedForward(config.hidden_size, config.intermediate_size, config.hidden_act, rate)
+        self.feed_forward = DroppedFeedForward(
+            config.hidden_size, config.intermediate_size, config.hidden_act, dropout_rate=rate
+        )
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(rate)
 
@@ -274,6 +248,7 @@ class Views:
 class Xlnet(Encoder):
     """XLNet's encoder."""
 
+    word_module: ClassVar[str] = "word"
     hub_names: ClassVar[Names] = {
         "": "",
         "word": "word_embedding",
@@ -292,10 +267,6 @@ class Xlnet(Encoder):
         self.mask_emb = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.layers = nn.ModuleList(XlnetLayer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)
-
-    @property
-    def word_embedding(self) -> nn.Embedding:
-        return self.word
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """The content stream, (T, D); for a batch with an order, the query stream at its targets. Points: `hook_embed`,

@@ -350,7 +350,8 @@ def init_overrides(arguments: PretrainArguments) -> list[Override]:
     if not changed and not (any_model and tree.child("tokenizer") is not None):
         overrides.append(Override("tokenizer", {"path": name}))
     if any_model:
-        overrides += _shorter_than(config.max_tokens, tree)
+        has_length = any(override.key == OF_TEXT["max_length"] for override in others)
+        overrides += [] if has_length else _shorter_than(config.max_tokens, tree)  # a longer one is refused
     return overrides
 
 

@@ -97,7 +97,9 @@ class Pretrainer(Trainer[PackedBatch]):
             )
             for stage in stages_of(recipe)
         ]
-        self._use(self._new_model(self.stages[0].stage.recipe.model))
+        model = self._new_model(self.stages[0].stage.recipe.model)
+        self._copies = model.encoder.untrained_copies(model.head_names)
+        self._use(model)
         self._check_lengths()
         self._check_growth()
         self._check_groups()
@@ -313,6 +315,7 @@ class Pretrainer(Trainer[PackedBatch]):
         if self.step < self.steps and (marks := self._marks_due):
             self._record_rule(self.current)
             with self.averaged():
+                self.model.encoder.renew_copies(self._copies)
                 self._keep_model(marks)
 
     def _keep_model(self, marks: Sequence[int]) -> None:
@@ -338,6 +341,7 @@ class Pretrainer(Trainer[PackedBatch]):
         self.save_checkpoint()
         self.take_average()
         self._record_rule(self.stages[-1])
+        self.model.encoder.renew_copies(self._copies)
         self._keep_model(self._marks_due)
         for name, companion in self.model.named_companions().items():
             if not companion.encoder.has_hub_class or not self.ranks.is_first:

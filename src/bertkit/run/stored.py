@@ -217,7 +217,6 @@ class RunLocation:
     Args:
         run_dir: the value of `--run-dir`.
         resume: the value of `--resume`.
-        cache: the cache's root.
         offline: use no network.
         progress: shows the bytes that are fetched and uploaded.
 
@@ -231,12 +230,10 @@ class RunLocation:
         run_dir: str | None,
         resume: str | None,
         *,
-        cache: Path | None = None,
         offline: bool = False,
         progress: Progress = silent_progress,
     ) -> None:
-        cache = cache or cache_directory()
-        source, target = (StoredRun.named_by(name, cache) for name in (resume, run_dir))
+        source, target = (StoredRun.named_by(name, cache_directory()) for name in (resume, run_dir))
         directory = None if run_dir is None else Path(run_dir)
         self.run_dir = directory if target is None else target.path
         self.resume = resume if source is None else str(source.path)

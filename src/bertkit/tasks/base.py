@@ -294,9 +294,10 @@ class Task(ABC):
             DataError: an example that cannot be encoded, or whose label is not one of the task's.
         """
 
-    @abstractmethod
     def count(self, batch: TaskBatch) -> int:
-        """How many predictions the loss of a micro-batch sums over; known before the step."""
+        """How many predictions the loss of a micro-batch sums over, by default one per example; known before the
+        step."""
+        return batch.num_examples
 
     @property
     def reads_whole_batch(self) -> bool:
@@ -345,25 +346,25 @@ class Task(ABC):
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         """The summed loss of the logits."""
 
-    @abstractmethod
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """The logits as rows of classes, (M, K), for comparing one model with another.
+        """The logits as rows of classes, (M, K), for comparing one model with another; by default they are that.
 
         The rows are in the order of the examples. Classes that a row does not have come last and are minus infinity.
         """
+        return logits
 
-    @abstractmethod
     def rows_of(self, batch: TaskBatch) -> list[int]:
-        """How many rows of `imitated` each training example has; known without labels."""
+        """How many rows of `imitated` each training example has, by default one; known without labels."""
+        return [1] * batch.num_examples
 
     def row_tokens(self, batch: TaskBatch) -> Tensor | None:
         """The tokens that the rows of `imitated` belong to, bool (T,), if these may differ between equal sequences;
         else None."""
         return None
 
-    @abstractmethod
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """The head's output for each training example of a batch."""
+        """The head's output for each training example of a batch, by default its row of logits."""
+        return list(self.logits(model, hidden_TD, batch).cpu().numpy())
 
     @abstractmethod
     def predictions(

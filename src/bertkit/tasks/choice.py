@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
 from bertkit.models.headed import HeadedModel
@@ -81,21 +80,8 @@ class Choice(Task):
         logits_IC = logits_B.new_full((count_I.numel(), int(count_I.max())), -torch.inf)
         return logits_IC.index_put((batch.example_B, place_B), logits_B)
 
-    def count(self, batch: TaskBatch) -> int:
-        return batch.num_examples
-
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
-        target_I = batch.example_labels[LABEL]
-        with torch.no_grad():
-            correct = (logits.argmax(dim=-1) == target_I).sum()
-        return LossSum(functional.cross_entropy(logits, target_I, reduction="sum"), batch.num_examples, correct)
-
-    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """The endings of each example."""
-        return logits
-
-    def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [1] * batch.num_examples
+        return LossSum.cross_entropy(logits, batch.example_labels[LABEL])
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
         """(C,) for each example, its own endings only."""

@@ -166,24 +166,11 @@ class TextTask(Task):
         sums_IK = logits_BK.new_zeros(batch.num_examples, logits_BK.shape[1]).index_add(0, batch.example_B, logits_BK)
         return sums_IK / windows_I1
 
-    def count(self, batch: TaskBatch) -> int:
-        return batch.num_examples
-
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         target = batch.example_labels[LABEL]
         with torch.no_grad():
             correct = self.count_correct(logits, target)
         return LossSum(self.loss_sum(logits, target), batch.num_examples, correct)
-
-    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """One row of label logits per example."""
-        return logits
-
-    def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [1] * batch.num_examples
-
-    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        return list(self.logits(model, hidden_TD, batch).cpu().numpy())
 
     def predictions(
         self, examples: Sequence[TextExample], features: Features, outputs: Sequence[NDArray[Any]]

@@ -157,9 +157,6 @@ class Span(Task):
             chunks.append((chunk, sequence, types, start))
         return chunks
 
-    def count(self, batch: TaskBatch) -> int:
-        return batch.num_examples
-
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         """The mean of the two cross-entropies, summed over chunks."""
         start_B, end_B = batch.example_labels[START], batch.example_labels[END]

@@ -17,11 +17,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from bertkit.arrays import Int64Array
 from bertkit.metrics.tagging import conlleval_spans
@@ -176,14 +174,7 @@ class Tagging(Task):
 
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         """The loss summed over the words."""
-        target_W = batch.token_labels[TAG][_first(batch)]
-        with torch.no_grad():
-            correct = (logits.argmax(dim=-1) == target_W).sum()
-        return LossSum(functional.cross_entropy(logits, target_W, reduction="sum"), target_W.numel(), correct)
-
-    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        """One row of tag logits per word."""
-        return logits
+        return LossSum.cross_entropy(logits, batch.token_labels[TAG][_first(batch)])
 
     def rows_of(self, batch: TaskBatch) -> list[int]:
         return [int(count) for count in np.diff(_word_ends(batch))]

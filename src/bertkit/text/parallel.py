@@ -18,7 +18,7 @@ from typing import Any
 
 from bertkit.errors import DataError
 from bertkit.text.lines import read_lines
-from bertkit.text.readers import HubReader, Part, Reader, dataset_records, json_records
+from bertkit.text.readers import FileReader, HubReader, Part, Reader, dataset_records, json_records
 
 SIDES = ("source", "target")
 
@@ -40,16 +40,11 @@ class PairFields:
 
 
 @dataclass(frozen=True)
-class TabbedPairReader(Reader):
+class TabbedPairReader(FileReader):
     """A file of two columns: source, tab, target."""
 
-    path: Path
     encoding: str | None = None
     kind = "pairs-tsv"
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # derived, not stored
-        return str(self.path)
 
     def parts(self) -> Iterator[Part]:
         for number, line in enumerate(_lines(self.path, self.encoding), 1):
@@ -89,17 +84,12 @@ class TwoFilesPairReader(Reader):
 
 
 @dataclass(frozen=True)
-class JsonPairReader(Reader):
+class JsonPairReader(FileReader):
     """A file with one JSON object per line, with source and target in two fields."""
 
-    path: Path
     fields: PairFields
     encoding: str | None = None
     kind = "pairs-jsonl"
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # derived, not stored
-        return str(self.path)
 
     def parts(self) -> Iterator[Part]:
         for where, record in json_records(self.path, self.encoding):

@@ -51,17 +51,23 @@ class Reader(ABC):
 
 
 @dataclass(frozen=True)
-class TextReader(Reader):
-    """A text file. `documents`: what separates documents, see SourceOptions."""
+class FileReader(Reader):
+    """A reader of one file."""
 
     path: Path
-    documents: str
-    encoding: str | None = None
-    kind = "text"
 
     @property
     def name(self) -> str:  # type: ignore[override]  # derived, not stored
         return str(self.path)
+
+
+@dataclass(frozen=True)
+class TextReader(FileReader):
+    """A text file. `documents`: what separates documents, see SourceOptions."""
+
+    documents: str
+    encoding: str | None = None
+    kind = "text"
 
     def parts(self) -> Iterator[Part]:
         return in_parts(self._marked_lines())
@@ -85,18 +91,13 @@ class TextReader(Reader):
 
 
 @dataclass(frozen=True)
-class JsonLinesReader(Reader):
+class JsonLinesReader(FileReader):
     """A file with one JSON object per line: each is a document with its text in one field and spans in others."""
 
-    path: Path
     text_field: str
     span_fields: tuple[str, ...] = ()
     encoding: str | None = None
     kind = "jsonl"
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # derived, not stored
-        return str(self.path)
 
     def parts(self) -> Iterator[Part]:
         for where, record in json_records(self.path, self.encoding):
@@ -119,18 +120,13 @@ def json_records(path: Path, encoding: str | None = None) -> Iterator[tuple[str,
 
 
 @dataclass(frozen=True)
-class TableReader(Reader):
+class TableReader(FileReader):
     """A CSV or Parquet file: one document per row; only Parquet's can have spans."""
 
-    path: Path
     kind: str
     text_field: str
     span_fields: tuple[str, ...] = ()
     format: FileFormat = _ANY_FORMAT
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # derived, not stored
-        return str(self.path)
 
     def parts(self) -> Iterator[Part]:
         return self._csv_parts() if self.kind == "csv" else self._parquet_parts()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,8 @@ def search_folder(
     best: tuple[Any, Any] = (np.empty((len(names), 0)), np.empty((len(names), 0), dtype=np.int64))
     ids: list[str] = []
     with progress(SUITE, unit="documents") as meter:
-        for block in _blocks(folder.documents()):
+        documents = folder.documents()
+        while block := list(islice(documents, _BLOCK)):
             document_NE = _ready(source.encode([settings.document_prefix + text for _, text in block]), settings)
             number_N = np.arange(len(ids), len(ids) + len(block))
             ids += [name for name, _ in block]
@@ -174,17 +176,6 @@ def merged(best: tuple[Any, Any], score_QN: Any, number_QN: Any, kept: int) -> t
 
 def _ready(vectors: Float32Array, settings: RetrievalSettings) -> Float32Array:
     return normalised(vectors) if settings.similarity == "cosine" else vectors
-
-
-def _blocks(documents: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    block: list[tuple[str, str]] = []
-    for document in documents:
-        block.append(document)
-        if len(block) == _BLOCK:
-            yield block
-            block = []
-    if block:
-        yield block
 
 
 def query_scores(

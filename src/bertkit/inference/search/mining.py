@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from bertkit.errors import DataError
@@ -83,7 +84,10 @@ def hard_negatives(
     """
     index.check_model(embedder)
     set_probes(index.faiss, None)
-    for block in _blocks(pairs):
+    waiting = iter(pairs)
+    while block := list(islice(waiting, _BLOCK)):
+        if not all(pair.anchor.strip() and pair.positive.strip() for pair in block):
+            raise DataError("an anchor or a positive is empty; leave the pair out")
         anchors = index.query_vectors(embedder, [pair.anchor for pair in block])
         positives = index.query_vectors(embedder, [pair.positive for pair in block])
         limits = (anchors.astype(float) * positives).sum(axis=1) - settings.margin
@@ -98,16 +102,3 @@ def hard_negatives(
             near = dict.fromkeys(wrong[settings.skip : settings.skip + settings.depth])
             allowed = min(float(limits[row]), settings.max_score)
             yield pair, [(text, score) for text, score in near if score <= allowed][: settings.negatives]
-
-
-def _blocks(pairs: Iterable[LabelledPair]) -> Iterator[list[LabelledPair]]:
-    block: list[LabelledPair] = []
-    for pair in pairs:
-        if not pair.anchor.strip() or not pair.positive.strip():
-            raise DataError("an anchor or a positive is empty; leave the pair out")
-        block.append(pair)
-        if len(block) == _BLOCK:
-            yield block
-            block = []
-    if block:
-        yield block

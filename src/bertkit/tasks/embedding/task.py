@@ -246,13 +246,6 @@ class Embedding(Task):
     def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
         raise UsageError("task: an embedding model has no logits to compare with a teacher's; use embedding.teacher")
 
-    def rows_of(self, batch: TaskBatch) -> list[int]:
-        return [1] * batch.num_examples
-
-    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[NDArray[Any]]:
-        """The vectors of each example's texts, (A, E)."""
-        return list(self.logits(model, hidden_TD, batch).cpu().numpy())
-
     def predictions(
         self, examples: Sequence[SentenceExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
