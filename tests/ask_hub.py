@@ -1,7 +1,8 @@
 """Queries the Hub in a separate process, because its client reads its settings only once; argv is a list of KIND=NAME.
 
-KIND is `text` (a source's documents), `task` (TASK:SPLIT, its examples) or `tokenizer` (its vocabulary size); the
-prefix `offline-` prevents any request. Prints one JSON list with each answer or error.
+KIND is `text` (a source's documents), `task` (TASK:SPLIT, its examples), `tokenizer` (its vocabulary size) or `copied`
+(the rows of a data set that `datasets` copies into its cache); the prefix `offline-` prevents any request. Prints one
+JSON list with each answer or error.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 from typing import Any
+
+import datasets
 
 from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TASKS
@@ -24,6 +27,8 @@ def asked(kind: str, name: str, *, offline: bool) -> Any:
     if kind == "task":
         task, _, split = name.partition(":")
         return [repr(example) for example in read_hub(TASKS[task], split, offline=offline).examples]
+    if kind == "copied":
+        return len(datasets.load_dataset(name, split="train"))
     return load_tokenizer(name, offline=offline).vocab_size
 
 

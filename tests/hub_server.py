@@ -181,8 +181,10 @@ class _Handler(BaseHTTPRequestHandler):
             return COMMIT, self.hub.files[repository]
         return None
 
-    def fault(self, status: int, code: str, message: str) -> None:
-        self.send({"X-Error-Code": code, "X-Error-Message": message}, b"{}", status=status)
+    def fault(self, status: int, code: str, message: str, commit: str | None = None) -> None:
+        """An error; that of a missing file names the commit, which the client notes in its cache."""
+        named = {} if commit is None else {"X-Repo-Commit": commit}
+        self.send({"X-Error-Code": code, "X-Error-Message": message, **named}, b"{}", status=status)
 
     def describe(
         self, repository: str, commit: str, files: dict[str, bytes], what: str, folder: str, asked: bytes
@@ -211,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
     def give(self, commit: str, files: dict[str, bytes], name: str) -> None:
         contents = files.get(name)
         if contents is None:
-            self.fault(404, "EntryNotFound", "Entry not found")
+            self.fault(404, "EntryNotFound", "Entry not found", commit)
             return
         etag = f'"{hashlib.sha256(contents).hexdigest()}"'
         headers = {"ETag": etag, "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}

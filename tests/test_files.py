@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from bertkit.files import write_text
+from bertkit.files import fsync_path, one_at_a_time, replacing, sha256_of, write_text
 
 
 def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
@@ -14,3 +20,86 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> No
     with pytest.raises(FileNotFoundError) as caught:
         write_text(wanted, "")
     assert caught.value.filename == str(wanted)
+
+
+def test_an_error_of_an_open_file_names_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    wanted = tmp_path / "a.bin"
+    with pytest.raises(OSError, match="Stale file handle") as writing, replacing(wanted):
+        refused()
+    wanted.write_bytes(b"x")
+    monkeypatch.setattr(hashlib, "file_digest", refused)
+    with pytest.raises(OSError, match="Stale file handle") as reading:
+        sha256_of(wanted)
+    assert [caught.value.filename for caught in (writing, reading)] == [str(wanted)] * 2
+
+
+def test_two_writers_with_one_process_id_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """As in two containers that share a cache."""
+    wanted, both_write = tmp_path / "plan", threading.Barrier(2)
+    failed: list[BaseException] = []
+
+    def write(text: bytes) -> None:
+        try:
+            with replacing(wanted) as file:
+                file.write(text)
+                both_write.wait(10)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(text * 1000,)) for text in (b"a", b"b")]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed
+    assert wanted.read_bytes() in (b"a" * 1000, b"b" * 1000)
+    assert list(tmp_path.iterdir()) == [wanted]
+
+
+def test_a_directory_that_cannot_be_synced_is_no_error_but_a_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "a", "x")
+
+    def refused(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    fsync_path(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"):
+        fsync_path(tmp_path / "a")
+
+
+def test_one_process_at_a_time_unless_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    order: list[str] = []
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with one_at_a_time(tmp_path / "lock", tmp_path / "shards"):
+            is_held.set()
+            may_end.wait(10)
+            order.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    is_held.wait(10)
+    with caplog.at_level(logging.INFO, logger="bertkit"):
+        threading.Timer(0.05, may_end.set).start()
+        with one_at_a_time(tmp_path / "lock", tmp_path / "shards"):
+            order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
+    assert "waiting for it" in caplog.text
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with one_at_a_time(tmp_path / "lock", tmp_path / "shards"):
+        order.append("without")
+    assert "this file system has no locks ([Errno 38] Function not implemented)" in caplog.text

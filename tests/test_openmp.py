@@ -1,4 +1,5 @@
-"""Waiting OpenMP threads sleep if other processes take cores, else spin briefly, unless the environment decides."""
+"""Waiting OpenMP threads sleep if other processes take cores, else spin briefly; in a container with a CPU quota there
+are no more threads than it allows; unless the environment decides."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from bertkit import openmp
-from bertkit.openmp import limit_spinning
+from bertkit.jobs.job import threads_of
+from bertkit.openmp import cpu_quota, limit_spinning, limit_threads, usable_cores
 
 
 @pytest.fixture(autouse=True)
-def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two cores without a quota."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(openmp, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(openmp, "_own_count", None)
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -73,3 +78,68 @@ def test_others_are_counted_by_the_system(
     monkeypatch.setattr(openmp, "LOAD", file)
     limit_spinning()
     assert os.environ.get("OMP_WAIT_POLICY") == policy
+
+
+def write_files(root: Path, files: dict[str, str]) -> None:
+    for name, contents in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(contents)
+
+
+V2, V1 = "0::/", "4:memory:/\n3:cpu,cpuacct:/\n"
+GROUPS = "sys/fs/cgroup"
+QUOTAS = {
+    "version 2": (2.0, V2, {"cpu.max": "200000 100000\n"}),
+    "a part of a core": (0.05, V2, {"cpu.max": "5000 100000\n"}),
+    "unlimited": (None, V2, {"cpu.max": "max 100000\n"}),
+    "the group above": (1.5, V2 + "a/b", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}),
+    "the smallest": (1.0, V2 + "a/b", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "50000 50000\n"}),
+    "a path of the host": (3.0, V2 + "docker/123", {"cpu.max": "300000 100000\n"}),
+    "a path outside": (3.0, V2 + "../x", {"cpu.max": "300000 100000\n", "../x/cpu.max": "100000 100000\n"}),
+    "version 1": (2.5, V1, {"cpu,cpuacct/cpu.cfs_quota_us": "250000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}),
+    "version 1, cpu": (2.5, V1 + V2, {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}),
+    "version 1, unlimited": (None, V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}),
+    "both": (1.0, V1 + V2, {"cpu/cpu.cfs_quota_us": "-1", "unified/cpu.max": "100000 100000"}),
+    "damaged": (None, "nothing\n\n:::\n" + V2, {"cpu.max": "1 0\n"}),
+    "no numbers": (None, V2, {"cpu.max": ""}),
+    "no files": (None, V2, {}),
+}
+
+
+@pytest.mark.parametrize("case", QUOTAS)
+def test_the_quota_is_that_of_the_control_groups(tmp_path: Path, case: str) -> None:
+    expected, groups, files = QUOTAS[case]
+    write_files(
+        tmp_path / "root", {"proc/self/cgroup": groups, **{f"{GROUPS}/{name}": text for name, text in files.items()}}
+    )
+    assert cpu_quota() == expected
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads", "per_job"), [(150, "2", 1), (5, "1", 1), (400, "4", 2), (6400, None, 32), (20_000, None, 32)]
+)
+def test_threads_follow_the_quota(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: int, threads: str | None, per_job: int
+) -> None:
+    """On 64 cores; percent of a core. The number set here is not a wish of the caller: two jobs share it."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    write_files(tmp_path / "root", {"proc/self/cgroup": V2, f"{GROUPS}/cpu.max": f"{quota * 1000} 100000\n"})
+    limit_threads()
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+    assert (usable_cores(), threads_of(2)) == (int(threads or 64), per_job)
+    limit_spinning(lambda: 7)  # on other cores
+    assert os.environ.get("OMP_WAIT_POLICY") == (None if threads else "passive")
+
+
+def test_given_threads_and_physical_cores_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    write_files(tmp_path / "root", {"proc/self/cgroup": V2, f"{GROUPS}/cpu.max": "600000 100000\n"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    limit_threads()
+    assert (os.environ["OMP_NUM_THREADS"], threads_of(2)) == ("7", 7)
+    limit_spinning(lambda: 0)
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"  # seven threads, six cores
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    write_files(tmp_path / "root", {"sys/devices/system/cpu/smt/active": "1\n"})
+    limit_threads()
+    assert "OMP_NUM_THREADS" not in os.environ  # torch starts four threads on eight hyperthreads

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from bertkit.inference.model import Model
 
 __all__ = ["load"]
@@ -12,7 +14,7 @@ __version__ = "0.1.0"
 
 
 def load(
-    model: str,
+    model: str | PathLike[str],
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
@@ -28,7 +30,7 @@ def load(
 
     Raises:
         bertkit.errors.DataError: there is no such model.
-        bertkit.errors.UsageError: there is no CUDA device.
+        bertkit.errors.UsageError: there is no CUDA device, or an argument is invalid.
     """
     from bertkit.inference.model import Model  # imported here because the command line's help does not need torch
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertkit.errors import DataError
-from bertkit.files import json_sha256, read_json, write_json
+from bertkit.files import json_sha256, read_json, unfinished_name, write_json
 
 KINDS = {
     "shards": "token shards of texts",
@@ -62,6 +63,11 @@ def cache_file(root: Path, kind: str, identity: Any, suffix: str) -> Path:
     directory = root / kind
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{identity_hash(identity)}{suffix}"
+
+
+def lock_of_shards(directory: Path, root: Path) -> Path:
+    """The lock file of a directory of token shards, for `files.one_at_a_time`; `root` is that of all caches."""
+    return root / "locks" / f"{hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:32]}.lock"
 
 
 class _Place(NamedTuple):
@@ -219,8 +225,8 @@ class RecordCache:
 
 def _make(directory: Path, identity: Mapping[str, str]) -> None:
     """Create an empty cache atomically, unless another process was first or there are other files."""
-    writing = directory.with_name(f".{directory.name}.{os.getpid()}.new")
-    writing.mkdir(parents=True, exist_ok=True)
+    writing = unfinished_name(directory, "new")
+    writing.mkdir(parents=True)
     try:
         write_json(writing / _MANIFEST, dict(identity))
         writing.rename(directory)

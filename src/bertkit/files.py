@@ -6,12 +6,16 @@ Used by every layer; run/checkpoint.py does the same for a directory of files. I
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +24,8 @@ from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
 from bertkit.json_input import parse_json
+
+log = logging.getLogger(__name__)
 
 
 def cache_directory() -> Path:
@@ -93,12 +99,57 @@ def files_within(directory: Path, below: str, source: str | Path) -> list[str]:
 
 
 def fsync_path(path: Path) -> None:
-    """Force a file's content, or a directory's list of names, to disk."""
+    """Force a file's content, or a directory's list of names, to disk; a few file systems, such as folders that a
+    virtual machine shares with its host, cannot do the latter."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def one_at_a_time(lock: Path, what: Path) -> Iterator[None]:
+    """Let one process at a time make something; others wait and then find it. Where the file system has no locks (NFS
+    or Lustre, depending on how it is mounted), a warning replaces the waiting.
+
+    Args:
+        lock: a file for the lock, made if missing.
+        what: what is made, for messages.
+    """
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process is making %s; waiting for it", what)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning("%s: this file system has no locks (%s); make it in one process at a time", what, error)
+        yield
+
+
+def is_being_made(lock: Path) -> bool:
+    """Whether a process is within `one_at_a_time` with this lock."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file, or no locks
+        return False
+    return False
+
+
+_UNSUPPORTED = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
+
+
+def unfinished_name(path: Path, ending: str = "tmp") -> Path:
+    """A path next to another one, where it can be written before it is renamed. No other process uses the same one,
+    not even on another machine or in another container that shares the directory: there, process ids are the same."""
+    return path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**6):06}.{ending}")
 
 
 _USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
@@ -120,7 +171,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; the old file is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = unfinished_name(path)
     try:
         with open(temporary, "wb", opener=private_opener if private else None) as file:
             yield file
@@ -129,8 +180,8 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)  # messages name the file that was asked for
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # messages name the file that was asked for; a failed write names none
         raise
     fsync_path(path.parent)
 
@@ -226,7 +277,11 @@ def sha256_of(path: Path) -> str:
         OSError: missing or unreadable.
     """
     with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            error.filename = str(path)  # a failed read names none
+            raise
 
 
 def joint_sha256(hashes: Iterable[str]) -> str:

@@ -138,24 +138,31 @@ def dataset_commit(repository: str, *, offline: bool = False) -> str:
 
 @cache
 def _current_commit(repository: str, *, offline: bool) -> str:
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import RemoteEntryNotFoundError
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
     name, _, branch = repository.partition("@")
     if re.fullmatch(r"[0-9a-f]{40}", branch):
         return branch
     revision = branch or None
+    card = "README.md"
     try:
         try:
             # One small file, because the client records in its cache which commit it came from.
-            card = hf_hub_download(
-                name, "README.md", repo_type="dataset", revision=revision, local_files_only=is_offline(offline)
+            found = hf_hub_download(
+                name, card, repo_type="dataset", revision=revision, local_files_only=is_offline(offline)
             )
         except RemoteEntryNotFoundError:
             return str(HfApi().dataset_info(name, revision=revision).sha)
+        except LocalEntryNotFoundError:  # a data set without a card has other files in the cache
+            return Path(
+                snapshot_download(
+                    name, repo_type="dataset", revision=revision, allow_patterns=card, local_files_only=True
+                )
+            ).name
     except hub_errors() as error:
         raise DataError(f"hub:{repository}: {refusal(error, 'data set')}") from error
-    return Path(card).parent.name
+    return Path(found).parent.name
 
 
 @contextmanager

@@ -81,6 +81,7 @@ def test_no_arguments_show_the_help_and_count_as_wrong_usage(bertkit) -> None:
         (["recipes", "lst"], "did you mean `bertkit recipes list`?"),
         (["recipes", "list", "--jsn"], "--json"),
         (["recipes", "show"], "Missing argument 'RECIPE'"),
+        (["eval", "RUN"], "see `bertkit eval RUN --help`, for example `bertkit eval RUN --data new.csv`"),
         (["recipes", "show", "bert", "--set"], "requires an argument"),
         (["recipes", "list", "extra"], "unexpected extra argument"),
     ],
@@ -186,6 +187,20 @@ def test_a_full_disk_is_the_machines_fault_and_no_bug(bertkit, play) -> None:
     outcome = bertkit("play")
     assert outcome.code == 3
     assert outcome.stderr == "error: out.bin: No space left on device; free some space and run again\n"
+
+
+@pytest.mark.parametrize("name", ["EBUSY", "EAGAIN", "ESTALE", "ETIMEDOUT", "EREMOTEIO", "ENOTCONN", "ENOTSUP"])
+def test_a_failing_network_file_system_is_no_bug(bertkit, play, name: str) -> None:
+    number = getattr(errno, name)
+
+    def reading() -> None:
+        """Read."""
+        raise OSError(number, os.strerror(number), "/net/in.bin")
+
+    play(reading)
+    outcome = bertkit("play")
+    assert outcome.code == 3
+    assert outcome.stderr.startswith(f"error: /net/in.bin: {os.strerror(number)}; ")
 
 
 @pytest.mark.parametrize(

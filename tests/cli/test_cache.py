@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from tests.training.tiny_run import write_text
 
+from bertkit.cache import lock_of_shards
+from bertkit.files import one_at_a_time
 from bertkit.run.directory import RunDirectory, RunIdentity, write_record
 
 Bertkit = Callable[..., Any]
@@ -80,6 +82,17 @@ def test_clear_keeps_the_shards_that_a_running_run_reads(
         write_record(run.path, {**run.record, "shards": str(cache / "shards" / "a")})
         assert bertkit("cache", "clear", "shards", "--yes").code == 0
     assert [path.name for path in (cache / "shards").iterdir()] == ["a"]
+
+
+def test_clear_keeps_the_shards_that_are_being_written(cache: Path, bertkit: Bertkit) -> None:
+    lock = lock_of_shards(cache / "shards" / "a", cache)
+    lock.parent.mkdir()
+    lock_of_shards(cache / "shards" / "b", cache).touch()  # of a process that has ended
+    with one_at_a_time(lock, cache / "shards" / "a"):
+        assert bertkit("cache", "clear", "shards", "--yes").code == 0
+    assert [path.name for path in (cache / "shards").iterdir()] == ["a"]
+    assert bertkit("cache", "clear", "shards", "--yes").code == 0
+    assert not list((cache / "shards").iterdir())
 
 
 def test_clear_never_deletes_what_is_no_cache(cache: Path, tmp_path: Path, bertkit: Bertkit) -> None:

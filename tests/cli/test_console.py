@@ -38,6 +38,11 @@ def test_a_table_in_a_log_is_aligned_and_never_cut(opened: Console, capsys: pyte
     assert capsys.readouterr().err == f"Runs\nname   loss\na       1.5\nb     10.25\npath\n{long}\n"
 
 
+def test_wide_and_combining_characters_are_aligned(opened: Console, capsys: pytest.CaptureFixture[str]) -> None:
+    opened.table(["class", "f1"], [["子供", 0.5], ["e\u0301te", 0.25], ["abcd", 1.0]])
+    assert capsys.readouterr().err == "class    f1\n子供    0.5\ne\u0301te    0.25\nabcd    1.0\n"
+
+
 @pytest.mark.parametrize(
     ("rate", "text"), [(0.0, "0"), (0.043, "0.043"), (0.4, "0.4"), (3.26, "3.3"), (9.97, "10"), (1234.5, "1,234")]
 )

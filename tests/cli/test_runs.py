@@ -212,6 +212,21 @@ def test_show_takes_an_id_or_a_path_and_ends_with_the_path(
         assert part in said.err
 
 
+def test_show_is_a_table_for_people(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished_run(runs, "other").path
+    record = json.loads((run / "run.json").read_text())
+    record["command"] = ["/lib/bertkit/__main__.py", "pretrain", "two words"]
+    (run / "run.json").write_text(json.dumps(record))
+    results = {"examples": [{"text": "a [MASK]", "masks": [[{"token": "b"}]]}], "seeds": [0.123456789], "none": []}
+    (run / "results.json").write_text(json.dumps(results))
+    assert bertkit(["runs", "show", str(run)]) == 0
+    said = capsys.readouterr().err
+    assert "python -m bertkit pretrain 'two words'" in said
+    assert "1 in all; --json shows them" in said
+    assert "[0.123457]" in said
+    assert "MASK" not in said
+
+
 def test_show_as_json_holds_record_environment_metrics_and_results(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bertkit.metrics.tagging import ChunkPrecision, ChunkRecall
 from bertkit.progress import silent_progress
 from bertkit.tasks.classification import TEMPERATURE
 from bertkit.tasks.examples import TextExample
+from tests.evaluation.test_additional_metrics import script
 from tests.overrides import parsed
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
 from tests.tasks.tiny_task import reviews, write_model, write_table
@@ -107,6 +109,37 @@ def test_columns_may_have_other_names_and_labels_another_case(
     assert "95% interval" in shown.stderr
     assert "by class" in shown.stderr
     assert Path(shown.stdout.strip()).is_dir()
+
+
+def test_a_finished_evaluation_is_reused_unless_something_changed(
+    trained: Trained, bertkit: Bertkit, tmp_path: Path
+) -> None:
+    source, _ = trained.of("classification")
+    run = tmp_path / "run"
+    shutil.copytree(source, run)
+    plain = write_table(tmp_path / "a.csv", reviews(12, 9))
+
+    def directory(*words: str | Path) -> Path:
+        done = bertkit("eval", run, "--data", plain, *words)
+        assert done.code == 0, done.stderr
+        return Path(done.stdout.strip().splitlines()[-1])
+
+    first = directory()
+    assert directory() == first
+    assert evaluated(bertkit, run, plain)["tasks"] == json.loads((first / "results.json").read_text())["tasks"]
+    assert directory("--fresh") != first
+    metric = ("--metric", script(tmp_path / "errors.py"))
+    with_metric = directory(*metric)
+    assert with_metric != first
+    assert directory(*metric) == with_metric
+    script(tmp_path / "errors.py", extra="wrong = []")
+    assert directory(*metric) != with_metric
+    config = json.loads((run / "model" / "config.json").read_text())
+    (run / "model" / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+    changed_config = directory()
+    assert changed_config != first
+    write_table(plain, reviews(11, 9))
+    assert directory() != changed_config
 
 
 def test_a_file_of_another_form_is_read_as_told_and_bad_rows_are_listed(

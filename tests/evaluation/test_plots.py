@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain, save, svg_of
 
@@ -23,6 +24,18 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path: Path) -> None:
     assert [path.name for path in first] == ["measure.svg", "measure.png"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_characters_without_a_glyph_are_told_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    figure, axes = new_figure("語, 子")
+    heat_map(axes, np.eye(2), rows=["子", "b"], columns=["語", "d"])
+    paths = save(figure, tmp_path / "confusion")
+    assert "子" in paths[0].read_text(encoding="utf-8")
+    (record,) = caplog.records
+    assert "confusion.png: the font has no 子語 and shows boxes there; confusion.svg" in record.getMessage()
+    assert not recwarn.list
 
 
 def test_lines_differ_by_marker_and_dash_not_by_colour_alone() -> None:

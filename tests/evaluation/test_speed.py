@@ -29,7 +29,7 @@ from bertkit.evaluation.run import MeasurementArguments
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model, scores_of
-from bertkit.evaluation.speed.report import spread
+from bertkit.evaluation.speed.report import spread, without_crossings
 from bertkit.evaluation.speed.results import frontier, retention
 from bertkit.evaluation.speed.run import evaluate_speed
 from bertkit.evaluation.speed.stopwatch import LEAST_SECONDS, Timing, processor_share, threads, time_in_rounds
@@ -278,6 +278,20 @@ def test_names_are_moved_apart_below_the_top_and_keep_their_order(places: list[f
     assert all(place <= 1.0 for place in moved)
     far = [2.0 * least * number for number in range(4)]
     assert spread(far, least=least, top=far[-1]) == far
+
+
+@pytest.mark.parametrize("height", [0.5, 0.95, 1.0])
+def test_lines_from_points_of_equal_height_to_their_names_do_not_cross(height: float) -> None:
+    """Names of points near the top are moved down, others up."""
+    xs = [0.4, 0.1, 0.3, 0.2, 0.5]
+    heights = dict.fromkeys(range(5), height)
+    places = dict(enumerate(spread([height] * 5, least=0.03, top=1.0)))
+    named = without_crossings(places, xs, heights)
+    assert sorted(named.values()) == list(places.values())
+    for left, right in itertools.permutations(range(5), 2):
+        if xs[left] < xs[right]:  # where the right line begins, the left one is already on the side where it ends
+            there = height + (named[left] - height) * (xs[right] - xs[left]) / (1.04 - xs[left])
+            assert (there - height) * (named[left] - named[right]) >= 0
 
 
 def test_retention_is_over_the_tasks_that_both_have_in_one_metric() -> None:

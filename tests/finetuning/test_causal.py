@@ -15,7 +15,9 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.finetuning.causal import CausalFinetuning, causal_loss, next_token_targets, predicted_tokens
 from bertkit.finetuning.delimiters import DELIMITERS
+from bertkit.models.character_cnn import spelling
 from bertkit.models.conversion import with_more_tokens
+from bertkit.models.elmo import Elmo, ElmoConfig
 from bertkit.models.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hub import load_model, save_model
@@ -129,6 +131,22 @@ def test_a_run_learns_both_and_its_model_predicts_with_the_three_tokens(
     predicted = bertkit("predict", "--model", tmp_path / "run", table[3], "--text", "review")
     assert predicted.code == 0, predicted.stderr
     assert len(predicted.stdout.splitlines()) == 24
+
+
+def test_elmo_spells_the_three_tokens(bertkit: Callable[..., Any], table: list[str], tmp_path: Path) -> None:
+    """Its words are composed of characters: the spelling of the longer vocabulary is in the model's file."""
+    tokenizer = bare_tokenizer()
+    config = ElmoConfig(character_size=4, filters=((1, 6),), max_characters=9, projection_size=6, lstm_width=11)
+    model = HeadedModel(config.build(tokenizer.vocab_size), ("causal_lm",))
+    model.initialise(3)
+    model.encoder.read_vocabulary(tokenizer)
+    save_model(model, tokenizer, tmp_path / "elmo")
+    done = tuned(bertkit, table, tmp_path / "elmo", tmp_path / "run", "--max-steps", "1")
+    assert done.code == 0, done.stderr
+    saved, longer = load_model(tmp_path / "run" / "model")[0].encoder, load_tokenizer(tmp_path / "run" / "model")
+    assert longer.vocab_size == tokenizer.vocab_size + 3
+    assert isinstance(saved, Elmo)
+    assert torch.equal(saved.spelling_VC, spelling(longer, 9))
 
 
 def test_each_setting_of_a_grid_reads_its_own_tokens(

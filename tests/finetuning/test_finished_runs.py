@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,21 @@ def test_a_chosen_model_outside_the_suite_is_named_by_its_path(tmp_path: Path) -
     for _ in range(2):
         link_model(tmp_path / "suite" / "model", tmp_path / "run" / "model")
     assert (tmp_path / "suite" / "model").readlink() == (tmp_path / "run" / "model").resolve()
+
+
+def test_a_chosen_model_is_copied_if_the_file_system_has_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a mounted Google Drive."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, "symlink", refused)
+    for content in ("first", "second"):
+        model = tmp_path / "suite" / "runs" / content / "model"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text(content)
+        link_model(tmp_path / "suite" / "model", model)
+        assert (tmp_path / "suite" / "model" / "config.json").read_text() == content
+    assert sorted(each.name for each in (tmp_path / "suite").iterdir()) == ["model", "runs"]

@@ -60,6 +60,18 @@ def test_it_is_a_warning_only_for_the_users_own_data(caplog: pytest.LogCaptureFi
         assert line.getMessage().startswith("mine, dev: 1 of 2 examples (50.0%) also occur in train")
 
 
+def test_a_split_of_ones_own_table_names_the_group_that_keeps_equal_texts_together(
+    bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = [(text, label) for _ in range(4) for text, label in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "y"))]
+    table = write_table(tmp_path / "all.csv", rows, ("my text", "stars"))
+    words = ["finetune", "--train", table, "--split", "0.5", "--text", "my text", "--label", "stars", "--plan"]
+    words += ["--model", write_model(tmp_path / "base")]
+    told = bertkit(*words).stderr
+    assert "--group 'my text' keeps equal texts on one side of the split" in " ".join(told.split())
+    assert "also occur in train" not in bertkit(*words, "--group", "my text").stderr
+
+
 def test_a_run_tells_and_records_them(bertkit: Callable[..., Any], tmp_path: Path) -> None:
     rows = reviews(30, 1)
     train, dev = write_table(tmp_path / "train.csv", rows[:20]), write_table(tmp_path / "dev.csv", rows[15:])

@@ -143,6 +143,7 @@ def test_no_label_is_devs_alone() -> None:
     ("labels", "share", "message"),
     [
         (["a", "b", "c"] * 10, 0.05, r"--split 0.05 .*: 2 of the 30 examples of mine.csv are fewer than its 3 labels"),
+        ([f"{n}.5" for n in range(30)], 0.2, r"6 of .* 30 labels; .*; to predict numbers, give --kind regression$"),
         ([1.0, 2.0, 3.0], 0.1, "0 of the 3 examples of mine.csv are no example; hold out more, or give --dev FILE"),
     ],
 )

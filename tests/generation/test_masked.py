@@ -13,6 +13,8 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
+from bertkit.generation import run
+from bertkit.generation import sampling as sampling_module
 from bertkit.generation.masked import (
     Filling,
     MaskFiller,
@@ -25,7 +27,9 @@ from bertkit.generation.masked import (
     remasked_positions,
 )
 from bertkit.generation.masked_text import MaskedPredictor, Place, TextWithMasks
+from bertkit.generation.run import generate
 from bertkit.generation.sampling import Sampling
+from bertkit.generation.settings import GenerationSettings
 from bertkit.models.bert import BertConfig
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from tests.probing.tiny_models import tiny_tokenizer
@@ -94,6 +98,29 @@ def test_metropolis_hastings_converges_to_its_energy_and_gibbs_does_not(energy: 
     assert variation(frequencies(chains), target) < 0.02
     plain = gibbs(filler(sampling), toy_texts(count), iterations=2 * sweeps, burn_in=0)
     assert variation(frequencies(plain), target) > 0.05
+
+
+def test_draws_do_not_depend_on_how_many_rows_have_their_probabilities_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits_RV = torch.randn(50, 300, generator=torch.Generator().manual_seed(0)) * 3
+    uniform_R = np.random.default_rng(0).random(50)
+    most: list[int] = []
+    narrowed = Sampling._narrowed
+
+    def counted(self: Sampling, part_RV: Tensor) -> tuple[Tensor | None, Tensor]:
+        most.append(len(part_RV))
+        return narrowed(self, part_RV)
+
+    monkeypatch.setattr(Sampling, "_narrowed", counted)
+    for each in (Sampling(), Sampling(0.5, top_k=20), Sampling(top_p=0.9), Sampling(2.0, 290, 0.7)):
+        monkeypatch.setattr(sampling_module, "_NUMBERS_AT_ONCE", 1 << 24)
+        whole_R = each.draw(logits_RV, uniform_R)
+        assert most == [50]
+        monkeypatch.setattr(sampling_module, "_NUMBERS_AT_ONCE", 300 * 7)
+        assert torch.equal(each.draw(logits_RV, uniform_R), whole_R)
+        assert max(most[1:]) == 7
+        most.clear()
 
 
 def test_where_the_energy_is_constant_every_proposal_that_is_symmetric_is_taken() -> None:
@@ -179,6 +206,24 @@ def test_every_mask_is_filled_nothing_else_changes_and_company_decides_nothing(m
         assert alone.score == pytest.approx(found.score, rel=1e-4)
     if method != "mask-predict":
         assert together[1].ids != together[3].ids  # another sample of the same prompt
+
+
+def test_texts_are_filled_in_groups_whose_logits_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = GenerationSettings(method="parallel", samples=5, max_new_tokens=4, iterations=2)
+    made = model()
+    whole = generate(made, tiny_tokenizer(), ["a b"], settings)
+    groups: list[int] = []
+    by_method = run._by_method
+
+    def counted(own: MaskFiller, some: Sequence[TextWithMasks], chosen: GenerationSettings) -> list[Filling]:
+        groups.append(len(some))
+        return by_method(own, some, chosen)
+
+    monkeypatch.setattr(run, "_by_method", counted)
+    monkeypatch.setattr(run, "_MOST_LOGITS", 2 * 4 * made.encoder.vocab_size)
+    found = generate(made, tiny_tokenizer(), ["a b"], settings)
+    assert groups == [2, 2, 1]
+    assert [each["ids"] for each in found[0]["outputs"]] == [each["ids"] for each in whole[0]["outputs"]]
 
 
 @pytest.mark.parametrize("masks", [1, 2, 7, 10, 13])

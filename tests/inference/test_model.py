@@ -60,6 +60,33 @@ def test_texts_pairs_and_words_are_inputs_too(base: Path, tmp_path: Path) -> Non
     assert blank == {"id": "2", "prediction": None}
 
 
+def test_arguments_of_another_type_are_refused_by_name(base: Path, tmp_path: Path) -> None:
+    task, _ = write_kind(tmp_path, "pair")
+    model = bertkit.load(_finetuned(task, base, tmp_path / "run", ["optimisation.steps=1"]), device="cpu")  # a Path
+    for call, message in [
+        (lambda: model.predict(["a", None]), "input 1: None of type NoneType, expected a text, a pair"),
+        (lambda: model.predict([("a", "b", "c")]), r"input 0: a tuple of 3, expected a pair, \(text, text_pair\)"),
+        (lambda: model.predict(None), r"write predict\(\[text\]\)"),
+        (lambda: model.encode(["a", float("nan")]), "text 1: nan of type float, expected a text"),
+        (lambda: model.fill(["a [MASK]"]), "fill takes one text, not .* of type list"),
+        (lambda: model.generate(["a"]), "generate takes one text, not .* of type list"),
+        (lambda: bertkit.load(base, precision="fp16"), "precision: .*fp16"),
+        (lambda: bertkit.load(base, device="gpu"), "device: .*gpu"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            call()
+
+
+def test_labels_that_do_not_fit_the_head_are_named_as_the_cause(base: Path, tmp_path: Path) -> None:
+    task, _ = write_kind(tmp_path, "classification")
+    run = _finetuned(task, base, tmp_path / "run", ["optimisation.steps=1"])
+    path = run / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"id2label": {**config["id2label"], str(len(config["id2label"])): "more"}}))
+    with pytest.raises(DataError, match=r"weights of its head do not fit the number of labels in config\.json: "):
+        _load(run).predict(["a"])
+
+
 def test_a_tagger_gives_entities_and_a_reader_answers(base: Path, tmp_path: Path) -> None:
     task, _ = write_kind(tmp_path, "tagging")
     tagger = _load(_finetuned(task, base, tmp_path / "tagger", ["lr=6e-3", "batch=7", "optimisation.epochs=14"]))

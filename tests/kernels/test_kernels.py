@@ -18,7 +18,7 @@ from bertkit import native
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import UsageError
 from bertkit.kernels import ops
-from bertkit.kernels.loading import Kernels, activated, active, build
+from bertkit.kernels.loading import Kernels, activated, active, build, flags_for
 from bertkit.models.attention import attend
 from bertkit.models.bert import BertConfig
 from bertkit.models.block_sparse import BlockPattern, attend_blocks
@@ -51,6 +51,12 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def test_flags_of_x86_are_given_on_x86_only() -> None:
+    """GCC for aarch64 fails on them, and the kernels would not be built."""
+    assert [flag for flag in flags_for("aarch64") if flag.startswith("-m")] == ["-march=native"]
+    assert set(flags_for("x86_64")) - set(flags_for("arm64")) == {"-mprefer-vector-width=512"}
 
 
 def gradients(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:

@@ -61,6 +61,18 @@ def test_a_probe_is_scikit_learns_logistic_regression(penalty: float) -> None:
     assert (probe.predict(words(labels)) == theirs.predict(features)).all()
 
 
+def test_a_probe_that_was_stopped_before_it_converged_is_known_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    table = cloud(61, 7)
+    labels = (table[:, 0] > 0).long().numpy()
+    known = []
+    for most in (0, 3, 300):
+        fit = ProbeFit(max_iterations=most)
+        known.append(LinearProbe([table], 1, 2, fit).fit(words(labels)).is_converged)
+        module.warn_of_unconverged(known.count(False), len(known), fit)
+    assert known == [True, False, True]
+    assert caplog.messages[0].startswith("1 of 2 probes had not converged after 3 iterations")
+
+
 def test_the_number_of_items_computed_together_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tables, labels = [cloud(53, 5, 1), cloud(53, 5, 2)], np.arange(53) % 3
     fit = ProbeFit(max_iterations=15)

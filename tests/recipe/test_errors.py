@@ -9,6 +9,7 @@ from small_schema import Colour, SmallRecipe
 
 from bertkit.errors import UsageError
 from bertkit.recipe.errors import validate
+from bertkit.recipe.resolve import Override, with_values
 from bertkit.recipe.tree import read_tree
 
 
@@ -52,6 +53,16 @@ def errors_of(text: str) -> list[str]:
 def test_an_error_reads_as_its_remedy(text: str, line: str) -> None:
     (only,) = errors_of(text)
     assert line in only
+
+
+def test_a_mapping_on_the_command_line_without_its_kind_hints_at_dotted_keys() -> None:
+    tree = with_values(read_tree("name: x", "r.yaml"), [Override.parse("optimisation.optimizer={betas: [0, 1]}")])
+    with pytest.raises(UsageError) as caught:
+        validate(tree, SmallRecipe)
+    assert str(caught.value).endswith(
+        ": optimisation.optimizer: needs the key 'name', the name of its kind; this value replaces the whole mapping:"
+        " to change one key of it, write --set 'optimisation.optimizer.betas=[0, 1]'"
+    )
 
 
 def test_every_error_is_reported_in_one_go() -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from bertkit.cli.app import run as bertkit
+from bertkit.models.registry import FAMILIES
 from bertkit.report.card import model_card
 from bertkit.report.gather import ReportedRun
 from bertkit.report.push import push as pushed
@@ -89,12 +91,30 @@ def test_a_run_goes_up_in_one_commit_with_its_card(hub: Hub, run: RunDirectory) 
 
 def test_the_card_of_the_repository_stays_unless_a_new_one_is_asked_for(hub: Hub, run: RunDirectory) -> None:
     hub.files["me/tiny"] = {"README.md": b"written by hand"}
-    assert push(hub, run.path, "me/tiny").returncode == 0
+    kept = push(hub, run.path, "me/tiny")
+    assert kept.returncode == 0
+    assert "me/tiny keeps the README.md that it has; --new-card replaces it" in kept.stderr
     assert hub.files["me/tiny"]["README.md"] == b"written by hand"
     assert "model.safetensors" in hub.files["me/tiny"]
     assert push(hub, run.path, "me/tiny", "--new-card", "--revision", "v2").returncode == 0
     assert hub.files["me/tiny"]["README.md"] == b"written by hand"
     assert hub.files["me/tiny@v2"]["README.md"].startswith(b"---")
+
+
+def test_a_card_in_the_models_directory_does_not_replace_that_of_the_repository_either(
+    hub: Hub, run: RunDirectory, tmp_path: Path
+) -> None:
+    model = tmp_path / "downloaded"
+    shutil.copytree(run.model, model)
+    (model / "README.md").write_text("of the base model")
+    assert push(hub, model, "me/new").returncode == 0
+    assert hub.files["me/new"]["README.md"] == b"of the base model"
+    hub.files["me/tiny"] = {"README.md": b"written by hand"}
+    kept = push(hub, model, "me/tiny", "--json")
+    assert hub.files["me/tiny"]["README.md"] == b"written by hand"
+    assert json.loads(kept.stdout)["files"].keys() == {"config.json", "model.safetensors"}
+    assert push(hub, model, "me/tiny", "--new-card").returncode == 0
+    assert hub.files["me/tiny"]["README.md"] == b"of the base model"
 
 
 @pytest.mark.parametrize("token", [None, "hf_another"])
@@ -160,6 +180,18 @@ def test_the_card_names_library_and_task(tmp_path: Path, config: dict[str, objec
     found = metadata(model_card(tmp_path, "me/it", None))
     assert (found["library_name"], found["pipeline_tag"]) == (library, task)
     assert "license" not in found
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_card_imports_transformers_only_for_what_it_has(tmp_path: Path, family: str) -> None:
+    kind = FAMILIES[family]
+    architecture = next(plan.architecture for plan in kind().heads().values() if plan.architecture)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind.model_type, "architectures": [architecture]}))
+    card = model_card(tmp_path, "me/it", None)
+    assert ("from transformers import" in card) is (kind.model_type in CONFIG_MAPPING_NAMES)
+    assert metadata(card)["library_name"] == ("transformers" if kind.model_type in CONFIG_MAPPING_NAMES else "bertkit")
+    if "masked_lm" in kind().heads():
+        assert metadata(card)["pipeline_tag"] == "fill-mask"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from bertkit.data.shards import MANIFEST, TokenShards, is_shards
 from bertkit.errors import DataError
 from bertkit.files import cache_directory, sha256_of
 from bertkit.progress import ProgressMeter, silent_progress
+from bertkit.stores.fetch import fetched_directory, fetched_files
 from bertkit.stores.store import Store
+from bertkit.stores.url import StoreUrl
 from bertkit.text.sources import open_corpus
 from tests.stores.s3_server import ACCESS_KEY, BUCKET, SECRET, S3Server
 from tests.text.corpora import english
@@ -115,6 +117,16 @@ def test_a_fetch_that_is_cut_off_leaves_no_half_file(
             open_corpus([stored])
     text = "\n".join(line for document in open_corpus([stored]).documents() for line in document)
     assert text == "\n".join(line for document in open_corpus(["local"]).documents() for line in document)
+
+
+def test_a_copy_that_lost_its_content_is_fetched_again(machine: Path, tmp_path: Path) -> None:
+    """As after a crash of the machine, which may keep a file's name without its content."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "a.txt").write_text("some words")
+    url = StoreUrl.parse(f"file://{tmp_path}/store")
+    for fetched in (lambda: fetched_files(str(url), lambda path: True)[0], lambda: fetched_directory(url) / "a.txt"):
+        fetched().write_bytes(b"")
+        assert fetched().read_text() == "some words"
 
 
 @pytest.mark.parametrize(

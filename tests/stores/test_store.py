@@ -49,6 +49,7 @@ class HttpError(Exception):
         (HttpError(429), "cannot serve this now", True),
         (TimeoutError(), "did not answer in time", True),
         (ConnectionResetError(errno.ECONNRESET, "Connection reset"), "cannot be reached", True),
+        (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle", True),
     ],
 )
 def test_an_error_is_told_by_its_meaning(error: Exception, words: str, may_pass: bool) -> None:

@@ -62,9 +62,8 @@ def test_a_text_may_hold_line_breaks_where_the_format_quotes(tmp_path: Path, end
 
 def test_a_column_that_is_not_there_is_named_with_the_near_ones(tmp_path: Path) -> None:
     path = table(tmp_path / "mine.csv", [{"sentence": "a", "labels": "x"}])
-    with pytest.raises(
-        DataError, match=r"no column 'label'; there are: 'sentence', 'labels'; did you mean 'labels'\?$"
-    ):
+    message = r"no column 'label'; there are: 'sentence', 'labels'; did you mean 'labels'\? Name it with --label$"
+    with pytest.raises(DataError, match=message):
         read_table(path, text="sentence")
 
 
@@ -113,6 +112,24 @@ def test_labels_stay_names_whatever_type_the_format_gives(tmp_path: Path) -> Non
     assert read_table(floats)[0].label == "2"
     with pytest.raises(DataError, match=r"line 1, label: label 0\.5 \(a number\), expected a name or a whole number"):
         read_table(table(tmp_path / "half.jsonl", [{"text": "a", "label": 0.5}]))
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"text": "a", "label": 0.5}, "--kind regression predicts numbers"),
+        ({"text": "a", "label": ["x", "y"]}, "--kind multi_label reads lists of labels"),
+        ({"text": ["a", "b"], "label": "x"}, "--kind tagging reads words and their tags"),
+    ],
+)
+def test_data_of_another_kind_names_it(tmp_path: Path, row: dict[str, Any], hint: str) -> None:
+    with pytest.raises(DataError, match=f"; {hint}"):
+        read_table(table(tmp_path / "mine.jsonl", [row]))
+
+
+def test_a_missing_column_names_its_option_and_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"; did you mean 'Text'\? Name it with --text$"):
+        read_table(table(tmp_path / "mine.csv", [{"Text": "a", "label": "x"}]))
 
 
 def test_sets_of_labels_are_written_in_three_ways(tmp_path: Path) -> None:
@@ -252,6 +269,12 @@ def test_labels_of_dev_that_train_lacks_are_named_with_an_example() -> None:
     ):
         label_names(train, {"dev": dev})
     assert label_names(train, {"test": [TextExample("0", "x")]}) == ("neg", "pos")
+
+
+def test_scores_read_as_labels_are_not_all_listed() -> None:
+    train = [TextExample(str(n), "x", None, f"{n}.25") for n in range(30)]
+    with pytest.raises(DataError, match=r"'\d+\.25' and 10 more; .*; to predict numbers, give --kind regression$"):
+        label_names(train, {"dev": [TextExample("0", "x", None, "0.1")]})
 
 
 def test_a_train_that_teaches_nothing_is_refused() -> None:

@@ -29,7 +29,7 @@ from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line, is_out_of_memory
-from bertkit.openmp import limit_spinning
+from bertkit.openmp import limit_spinning, limit_threads
 from bertkit.ranks import leave
 from bertkit.run import NEWEST
 
@@ -78,6 +78,7 @@ OPTIONAL_VALUE = {"--resume": NEWEST}
 MANY_VALUES = frozenset({"--data"})
 """Options that take several words, as produced by a shell's glob: `--data *.txt`."""
 
+_OF_A_SERVER = "check the server of the file system and the network, and run again"
 _MACHINE_ERRORS = {
     errno.ENOSPC: "free some space and run again",
     errno.EDQUOT: "free some space and run again",
@@ -99,7 +100,15 @@ _MACHINE_ERRORS = {
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "close other programs",
     errno.ENOMEM: "free some memory and run again",
-    errno.ESTALE: "mount the file system again",
+    errno.EBUSY: "end what uses it, or wait, and run again",
+    errno.EAGAIN: "wait a little and run again",
+    errno.ESTALE: "it was replaced on its server: run again, or mount the file system again",
+    errno.ENOTCONN: "mount the file system again",
+    errno.ENOTSUP: "choose a directory on another file system",
+    errno.ENOSYS: "choose a directory on another file system",
+    errno.ENOLCK: "choose a directory on another file system",
+    errno.ETIMEDOUT: _OF_A_SERVER,
+    getattr(errno, "EREMOTEIO", errno.ETIMEDOUT): _OF_A_SERVER,  # Linux only
 }
 _OUT_OF_MEMORY = "free some memory, or compute less at once: smaller batches, shorter texts, fewer --jobs"
 
@@ -126,7 +135,10 @@ def bertkit(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Train, evaluate and probe the BERT family: one recipe per paper, runs that reproduce to the bit."""
+    """Train, evaluate and probe the BERT family: one recipe per paper, runs that reproduce to the bit.
+
+    To start: `bertkit doctor` checks this machine, and `bertkit pretrain quickstart` trains a first model in minutes.
+    """
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -229,6 +241,7 @@ def _is_unicode(text: str) -> bool:
 def main() -> None:
     """The console entry point."""
     _open_closed_streams()
+    limit_threads()
     limit_spinning()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -292,6 +305,9 @@ def _report_usage(error: TyperException) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     text = _with_value(error.format_message().strip(), error.__cause__ or error.__context__)
     see = f"; see `{context.command_path} --help`" if context is not None else ""
+    if text.startswith("Missing argument") and context is not None:
+        example = re.search(r"`bertkit [^`]+`", context.command.help or "")
+        see += f", for example {example[0]}" if example else ""
     message = text.rstrip(".") + see
     console.error(message)
     return error.exit_code, message

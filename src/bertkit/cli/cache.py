@@ -15,15 +15,14 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from bertkit.cache import KINDS, WORKING_COPIES
+from bertkit.cache import KINDS, WORKING_COPIES, lock_of_shards
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import confirm, console, result, size
 from bertkit.cli.options import DryRun, OlderThan, Output, Yes
 from bertkit.errors import UsageError
-from bertkit.files import bytes_in, cache_directory
+from bertkit.files import bytes_in, cache_directory, is_being_made
 from bertkit.run import runs_root
-
-_DAY = 86_400
+from bertkit.run.housekeeping import SECONDS_PER_DAY
 
 
 class Cache(CommandGroup):
@@ -86,7 +85,8 @@ def clear(
     *,
     common: Output,
 ) -> None:
-    """Delete cached results, which are recomputed when needed. Token shards that an active run reads are kept."""
+    """Delete cached results, which are recomputed when needed. Token shards that an active run reads, or that are being
+    written, are kept."""
     unknown = [kind for kind in kinds or () if kind not in KINDS]
     if unknown:
         raise UsageError(f"no kind of cache named {unknown[0]}; choose from {', '.join(KINDS)}")
@@ -96,7 +96,9 @@ def clear(
         entry
         for kind in dict.fromkeys(kinds or KINDS)
         for entry in _entries(root / kind)
-        if (older_than is None or now - entry.written >= older_than * _DAY) and entry.path.resolve() not in in_use
+        if (older_than is None or now - entry.written >= older_than * SECONDS_PER_DAY)
+        and entry.path.resolve() not in in_use
+        and not is_being_made(lock_of_shards(entry.path, root))
     ]
     total = f"{len(chosen)} entries, {size(sum(entry.bytes for entry in chosen))}"
     if chosen and not dry_run:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
+from unicodedata import combining, east_asian_width
 
 from bertkit.errors import UsageError
 from bertkit.visible import visible, visible_columns, visible_document, visible_json, visible_lines
@@ -237,11 +238,12 @@ class Console:
     def _plain_table(
         self, columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], title: str | None
     ) -> None:
-        widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(columns)]
+        widths = [max([_width(name), *(_width(row[i]) for row in cells)]) for i, name in enumerate(columns)]
         if title:
             self._write(title)
         for row in [columns, *cells]:
-            padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+            blanks = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+            padded = [b + c if to_right else c + b for c, b, to_right in zip(row, blanks, right, strict=True)]
             self._write("  ".join(padded).rstrip())
 
     def _write(self, text: str, style: str | None = None) -> None:
@@ -250,6 +252,13 @@ class Console:
             self.rich.print(text, style=style, markup=False, soft_wrap=True)
         else:
             print(text, file=self.stream, flush=True)
+
+
+def _width(text: str) -> int:
+    """The columns that a text takes in a terminal: two for a wide character of East Asia, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
 class _DiscardingStream:

@@ -20,7 +20,7 @@ import typer
 
 from bertkit.cli.console import console
 from bertkit.errors import BertkitError, StoppedError
-from bertkit.openmp import usable_cores
+from bertkit.openmp import threads_are_given, usable_cores
 from bertkit.ranks import Ranks, RanksNeededError, TorchrunEnvironment, use_ranks
 from bertkit.run import NEWEST
 
@@ -103,7 +103,8 @@ def start_ranks(count: int) -> int:
 
     for name in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what happened is reported here
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // count)))
+    if not threads_are_given():
+        os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // count))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

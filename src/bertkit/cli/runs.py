@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -345,7 +346,7 @@ def _summary(shown: dict[str, Any]) -> list[tuple[str, object]]:
         ("reason", shown["exit_reason"]),
         ("kind", record["kind"]),
         ("recipe", record["recipe"]),
-        ("command", shlex.join(map(str, record["command"]))),
+        ("command", _pasteable(record["command"])),
         ("started", record["started"]),
         ("ended", record.get("ended")),
         ("steps", shown["steps"]),
@@ -360,12 +361,28 @@ def _summary(shown: dict[str, Any]) -> list[tuple[str, object]]:
     return [(name, value) for name, value in rows if value is not None]
 
 
+def _pasteable(command: Sequence[object]) -> str:
+    """A recorded command as it can be pasted into a shell; `python -m bertkit` is recorded as the path of a module."""
+    program, *words = map(str, command)
+    return shlex.join([*(("python", "-m", "bertkit") if Path(program).name == "__main__.py" else (program,)), *words])
+
+
 def _flat(prefix: str, value: Any) -> list[tuple[str, object]]:
     """Rows of dotted key and value from a nested mapping."""
     if isinstance(value, dict):
         return [row for key, item in value.items() for row in _flat(f"{prefix}.{key}" if prefix else str(key), item)]
-    shown = f"{value:.6g}" if isinstance(value, float) else value
-    return [(prefix, shown)] if value is not None else []
+    return [] if value is None or value == [] else [(prefix, _cell(value))]
+
+
+def _cell(value: object) -> object:
+    """A value as a cell: numbers with six digits, and only the length of a list of mappings."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, list):
+        return value
+    if any(isinstance(each, dict) for each in value):
+        return f"{len(value):,} in all; --json shows them"
+    return f"[{', '.join(str(_cell(each)) for each in value)}]"
 
 
 def _score(results: dict[str, Any] | None) -> str:

@@ -7,20 +7,19 @@ where.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bertkit.cache import lock_of_shards
 from bertkit.data.languages import LANGUAGES, LanguageCorpus, language_documents
 from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, TokenShards, is_shards
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
-from bertkit.files import json_sha256, read_json, write_json
+from bertkit.files import json_sha256, one_at_a_time, read_json, write_json
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.openmp import usable_cores
 from bertkit.progress import Progress, silent_progress
@@ -240,15 +239,9 @@ def _names(directory: Path) -> list[str]:
 @contextmanager
 def _locked(directory: Path, cache: Path) -> Iterator[None]:
     """Let one process at a time make a directory of shards; others wait and then find it finished."""
-    name = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:32]
-    path = cache / "locks" / f"{name}.lock"
+    path = lock_of_shards(directory, cache)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process is making %s; waiting for it", directory)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with one_at_a_time(path, directory):
         yield
 
 

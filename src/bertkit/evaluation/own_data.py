@@ -8,15 +8,15 @@ used unchanged: nothing is tuned on the new file. Sibling tasks.py evaluates on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.run import EvalArguments, EvaluationResult, single_score
+from bertkit.evaluation.run import EvalArguments, EvaluationResult, measure_or_reuse, single_score
 from bertkit.evaluation.runs_diff import reference_of, resampled
 from bertkit.evaluation.score import is_labelled
-from bertkit.files import sha256_of
+from bertkit.files import joint_sha256, json_sha256, sha256_of
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.recipe import FinetuneRecipe
@@ -24,10 +24,11 @@ from bertkit.finetuning.report import calibration, mistakes, prediction_row, spl
 from bertkit.inference.predict import Predictor
 from bertkit.metrics.modules import load_metric
 from bertkit.metrics.statistics import bootstrap_interval
-from bertkit.models.model_files import weights_hash
+from bertkit.models.model_files import config_hash, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.finished import CONFIG_FINGERPRINT
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import TEMPERATURE
 from bertkit.tasks.examples import Split, TaggedExample, match_label_case
@@ -66,7 +67,7 @@ class NewData:
 
 
 def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress = silent_progress) -> EvaluationResult:
-    """Predict the file's examples, score them, and write a run.
+    """Predict the file's examples, score them, and write a run; or find the finished run of the same evaluation.
 
     Raises:
         UsageError: the kind of task is not read from such a file.
@@ -75,43 +76,48 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
     if not data.path.is_file():
         raise DataError(f"{data.path}: {'is a directory; name a file in it' if data.path.is_dir() else 'no such file'}")
     predictor = Predictor.load(arguments.model, arguments.engine(), offline=arguments.offline)
-    task, spec = predictor.task, predictor.recipe.spec
+    task = predictor.task
     split = read_labelled(predictor.recipe, data.path, data.columns, data.reading)
     examples = with_known_labels(split.examples, task, str(data.path), arguments.model)
     task.additional = tuple(load_metric(name, offline=arguments.offline) for name in data.metrics)
     task.check_additional(examples)
-    run = _run_directory(arguments, predictor, data)
-    with run.recording(arguments.command):
-        run.write_environment()
-        predictions = predictor(examples, progress=progress, label=f"{spec.name}, {data.path.name}")
-        predictions = _decided(task, predictions, examples, predictor.stored)
-        tasks = {spec.name: scores_with_intervals(predictor.recipe, task, predictions, examples)}
-        results: dict[str, Any] = {
-            "suite": SUITE,
-            "model": arguments.model,
-            "tasks": tasks,
-            "average": tasks[spec.name][spec.primary]["mean"],
-            "data": str(data.path),
-            "examples": len(examples),
-            "confidence": CONFIDENCE,
-            **({"notes": split.notes} if split.notes else {}),
-            **({"skipped": skipped_counts({SUITE: split})} if split.skipped else {}),
-            **({"tuned": predictor.stored} if predictor.stored else {}),
-            **{part: {SUITE: value} for part, value in split_report(task, predictions, examples).items()},
-        }
-        calibrated = calibration(task, predictions, predictions, examples, {})
-        if calibrated is not None:
-            if TEMPERATURE in predictor.stored:
-                calibrated["temperature"] = predictor.stored[TEMPERATURE]
-                calibrated["ece_at_temperature"] = calibrated.pop("ece")
-            results["calibration"] = {SUITE: calibrated}
-        rows = [prediction_row(*pair) for pair in zip(predictions, examples, strict=True)]
-        write_lines(run.path / PREDICTIONS / f"{spec.name}-{SUITE}.jsonl", rows)
-        if wrong := mistakes(task, predictions, examples):
-            write_lines(run.path / MISTAKES / f"{spec.name}-{SUITE}.jsonl", wrong)
-        write_skipped(run.path, spec.name, {SUITE: split})
-        run.write_results(results)
-    return EvaluationResult(run, results)
+
+    def compute(run: RunDirectory) -> dict[str, Any]:
+        known = replace(split, examples=examples)
+        return {"suite": SUITE, "model": arguments.model, **_scored(run, predictor, data.path, known, progress)}
+
+    return measure_or_reuse(_identity(arguments, predictor, data), arguments, compute)
+
+
+def _scored(run: RunDirectory, predictor: Predictor, path: Path, split: Split, progress: Progress) -> dict[str, Any]:
+    """Predict the file's examples, write the predictions into the run, and return the scores for its results.json."""
+    task, spec, examples = predictor.task, predictor.recipe.spec, split.examples
+    predictions = predictor(examples, progress=progress, label=f"{spec.name}, {path.name}")
+    predictions = _decided(task, predictions, examples, predictor.stored)
+    tasks = {spec.name: scores_with_intervals(predictor.recipe, task, predictions, examples)}
+    results: dict[str, Any] = {
+        "tasks": tasks,
+        "average": tasks[spec.name][spec.primary]["mean"],
+        "data": str(path),
+        "examples": len(examples),
+        "confidence": CONFIDENCE,
+        **({"notes": split.notes} if split.notes else {}),
+        **({"skipped": skipped_counts({SUITE: split})} if split.skipped else {}),
+        **({"tuned": predictor.stored} if predictor.stored else {}),
+        **{part: {SUITE: value} for part, value in split_report(task, predictions, examples).items()},
+    }
+    calibrated = calibration(task, predictions, predictions, examples, {})
+    if calibrated is not None:
+        if TEMPERATURE in predictor.stored:
+            calibrated["temperature"] = predictor.stored[TEMPERATURE]
+            calibrated["ece_at_temperature"] = calibrated.pop("ece")
+        results["calibration"] = {SUITE: calibrated}
+    rows = [prediction_row(*pair) for pair in zip(predictions, examples, strict=True)]
+    write_lines(run.path / PREDICTIONS / f"{spec.name}-{SUITE}.jsonl", rows)
+    if wrong := mistakes(task, predictions, examples):
+        write_lines(run.path / MISTAKES / f"{spec.name}-{SUITE}.jsonl", wrong)
+    write_skipped(run.path, spec.name, {SUITE: split})
+    return results
 
 
 def _decided(
@@ -260,24 +266,26 @@ def scores_with_intervals(
     return found
 
 
-def _run_directory(arguments: EvalArguments, predictor: Predictor, data: NewData) -> RunDirectory:
+def _identity(arguments: EvalArguments, predictor: Predictor, data: NewData) -> RunIdentity:
+    """The record, with the hash of everything that determines the result."""
     fingerprints = {
         "data": sha256_of(data.path),
         "tokenizer": load_tokenizer(predictor.directory, offline=arguments.offline).fingerprint,
         "model": weights_hash(predictor.directory),
     }
+    # The recipe says how the model reads and decides; metrics may be scripts that have changed.
+    recipe = [each.model_dump(mode="json") for each in (predictor.recipe, predictor.recipe.spec)]
+    config = joint_sha256([config_hash(predictor.directory), json_sha256(recipe)])
+    metrics = {each.name: each.fingerprint for each in predictor.task.additional}
     settings: dict[str, Any] = {"columns": dict(data.columns), "metrics": list(data.metrics)}
     if data.reading:
         settings["reading"] = dict(data.reading)
-    identity = RunIdentity.of_measurement(
+    return RunIdentity.of_measurement(
         "eval",
         SUITE,
         {"kind": "eval", "suite": SUITE, "model": arguments.model, "data": str(data.path), **settings},
-        {"kind": "eval", "name": SUITE, **settings, **fingerprints},
+        {"kind": "eval", "name": SUITE, **settings, **fingerprints, **({"metrics": metrics} if metrics else {})},
         seed=0,
         command=arguments.command,
-        fingerprints=fingerprints,
+        fingerprints={**fingerprints, CONFIG_FINGERPRINT: config},
     )
-    run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
-    arguments.on_start(run)
-    return run

@@ -7,7 +7,11 @@ a figure is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+log = logging.getLogger(__name__)
+
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SHADES = ("black", "0.35", "0.55")
@@ -30,6 +36,8 @@ _DOTS_PER_INCH = 130
 _MOST_NUMBERS = 20
 """A heat map with more rows or columns than this does not show its numbers."""
 _DARK = 0.6
+_NO_GLYPH = re.compile(r"Glyph (\d+) .*missing from")
+"""matplotlib's warning about a character that a font lacks."""
 
 
 def new_figure(
@@ -138,7 +146,11 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".svg", ".png")]
     paths[0].write_bytes(svg_of(figure))
     figure.set_layout_engine("none")  # keep the layout of the first drawing
-    figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    with _characters_without_glyph() as missing:
+        figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    if missing:
+        some = "".join(sorted(missing)[:_MOST_NUMBERS])
+        log.warning("%s: the font has no %s and shows boxes there; %s is complete", paths[1], some, paths[0].name)
     return paths
 
 
@@ -148,8 +160,23 @@ def svg_of(figure: Figure) -> bytes:
 
     _take_dollars_as_they_are(figure)
     with matplotlib.rc_context({"svg.hashsalt": "bertkit", "svg.fonttype": "none"}), BytesIO() as file:
-        figure.savefig(file, format="svg", metadata={"Date": None})
+        with _characters_without_glyph():  # an SVG contains text, which a viewer draws with its own fonts
+            figure.savefig(file, format="svg", metadata={"Date": None})
         return file.getvalue()
+
+
+@contextmanager
+def _characters_without_glyph() -> Iterator[set[str]]:
+    """The characters that are drawn within the block and that the font lacks, instead of matplotlib's warnings."""
+    missing: set[str] = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield missing
+    for each in caught:
+        if found := _NO_GLYPH.match(str(each.message)):
+            missing.add(chr(int(found[1])))
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def _take_dollars_as_they_are(figure: Figure) -> None:

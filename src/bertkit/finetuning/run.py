@@ -38,6 +38,7 @@ from bertkit.run.directory import INNER_RUNS, RECIPE, RESULTS, SUITE_FILE, RunDi
 from bertkit.run.find import run_of_suite
 from bertkit.run.finished import changed_fingerprints
 from bertkit.run.verify import result_errors
+from bertkit.training.model_state import write_whole
 from bertkit.training.run import (
     FinishedRun,
     OnStart,
@@ -56,7 +57,6 @@ from bertkit.training.run import (
     run_of,
     train_run,
 )
-from bertkit.training.model_state import write_whole
 from bertkit.training.run_jobs import minutes_until, run_jobs, until
 from bertkit.visible import shell_word
 

@@ -26,6 +26,7 @@ from bertkit.tasks.examples import (
     TaggedExample,
     TextExample,
 )
+from bertkit.tasks.readers.labels import hint_of_numbers
 
 ATTEMPTS, FEW_GROUPS = 50, 200
 """The number of random orders of the groups that are tried, and the maximum number of groups for doing so."""
@@ -53,7 +54,10 @@ def held_out(split: Split, share: float, seed: int) -> Int64Array:
     labels = {each.label for each in examples if isinstance(each, TextExample) and isinstance(each.label, str)}
     if size < max(1, len(labels)):
         than = f"fewer than its {len(labels)} labels" if labels else "no example"
-        raise UsageError(f"{option}: {size} of the {len(examples)} examples of {split.source} are {than}; {remedy}")
+        numbers = hint_of_numbers(labels)
+        raise UsageError(
+            f"{option}: {size} of the {len(examples)} examples of {split.source} are {than}; {remedy}{numbers}"
+        )
     counts_UL = _counts(examples, units)
     if len(units) == len(examples):
         chosen = _proportional(counts_UL, size, _order(len(units), seed))

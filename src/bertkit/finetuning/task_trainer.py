@@ -163,6 +163,7 @@ class TaskTrainer:
         )
         if self.recipe.causal is not None and prepared.tokenizer.vocab_size > model.encoder.vocab_size:
             model = with_more_tokens(model, prepared.tokenizer.vocab_size, seed=seed)
+            model.encoder.read_vocabulary(prepared.tokenizer)
         check_vocabulary(model, prepared.tokenizer, source=str(directory))
         hub_names = model.hub_form().hub_names(model.state_dict())
         anew = set(report.newly_initialised)

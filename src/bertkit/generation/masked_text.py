@@ -104,10 +104,11 @@ class MaskedPredictor:
             check_finite(logits_MV.logsumexp(dim=-1))
             found |= {place: len(found) + number for number, place in enumerate(own)}
             parts.append(logits_MV)
-        logits = torch.cat(parts)
+        logits = torch.cat(parts) if len(parts) > 1 else parts[0]
         logits[:, self.suppressed_ids] = -torch.inf
         chosen = [found[(row, position)] for row, (_, position) in zip(distinct, places, strict=True)]
-        return logits[torch.tensor(chosen, device=logits.device)]
+        # A copy of all logits takes as much memory again.
+        return logits if chosen == [*range(len(logits))] else logits[torch.tensor(chosen, device=logits.device)]
 
 
 def masked_texts(

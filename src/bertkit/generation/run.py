@@ -31,6 +31,9 @@ from bertkit.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+_MOST_LOGITS = 1 << 28
+"""Logits of masks in memory at once, unless a single text has more: 1 GB."""
+
 _CPU = torch.device("cpu")
 BATCH_TOKENS = 16_384
 """Number of tokens in memory at once, or computed at once by a masked model."""
@@ -166,7 +169,8 @@ def _filled(
     filler = MaskFiller(predictor, tokenizer.mask_id, sampling, Draw(settings.seed, SCOPE))
     with progress("generate", len(texts), "outputs") as meter:
         fillings = []
-        at_once = max(1, batch_tokens // max(len(text.ids) for text in texts))
+        longest, masks = (max(map(len, each)) for each in zip(*((text.ids, text.free) for text in texts), strict=True))
+        at_once = max(1, min(batch_tokens // longest, _MOST_LOGITS // (masks * model.encoder.vocab_size)))
         for first in range(0, len(texts), at_once):
             fillings += _by_method(filler, texts[first : first + at_once], settings)
             meter.update(len(fillings))

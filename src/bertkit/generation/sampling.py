@@ -20,6 +20,8 @@ from bertkit.errors import DataError
 
 _NUCLEUS = 256
 """First guess of a nucleus's size; sorting the whole vocabulary takes far longer."""
+_NUMBERS_AT_ONCE = 1 << 24
+"""Logits whose probabilities, in float64, are in memory at once: 134 MB."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Sampling:
             uniform_R: where the distribution function is inverted.
         """
         uniform_R1 = torch.from_numpy(np.asarray(uniform_R)).to(logits_RV.device)[:, None]
+        rows = max(1, _NUMBERS_AT_ONCE // logits_RV.shape[1])
+        parts = zip(torch.split(logits_RV, rows), torch.split(uniform_R1, rows), strict=True)
+        return torch.cat([self._drawn(*part) for part in parts])
+
+    def _drawn(self, logits_RV: Tensor, uniform_R1: Tensor) -> Tensor:
         index_RK, p_RK = self._narrowed(logits_RV)
         place_R = _inverse(p_RK, uniform_R1)
         return place_R if index_RK is None else index_RK.gather(1, place_R[:, None])[:, 0]

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from bertkit.inference.independent_batches import (
 )
 from bertkit.models.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
 from bertkit.models.hub import check_vocabulary
-from bertkit.models.model_files import encoder_directory, weights_hash
+from bertkit.models.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
 from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
 from bertkit.models.static import StaticEncoder
 from bertkit.tasks.encoding import SequenceEncoder, windows
@@ -79,7 +79,7 @@ class Embedder:
         self.tokenizer = tokenizer
         self._engine = engine
         self._model = model.to(engine.device).eval()
-        self._fingerprint = ""
+        self._fingerprint = self._earlier_fingerprint = ""
         self._loaded_by: Callable[[], Embedder] | None = None
         self._encoder = SequenceEncoder(
             tokenizer, max_tokens=self.max_tokens, token_types=model.model.encoder.config.reads_token_types
@@ -107,7 +107,11 @@ class Embedder:
         if isinstance(model.model.encoder, StaticEncoder):
             tokenizer = tokenizer.without_special_tokens()
         found = cls(model, tokenizer, engine, name=name or str(directory), max_tokens=max_tokens)
-        found._fingerprint = _fingerprint(model, weights_hash(encoder_directory(directory)), tokenizer.fingerprint)
+        inner = encoder_directory(directory)
+        described = _described(model, weights_hash(inner), tokenizer.fingerprint)
+        config = config_hash(inner) if (inner / CONFIG_FILE).is_file() else None
+        found._earlier_fingerprint = _hash(described)
+        found._fingerprint = _hash([*described, {CONFIG_FILE: config}])
         if engine.bf16:
             cast_linears_to_bf16(model)
             if engine.device.type == "cpu":
@@ -130,8 +134,13 @@ class Embedder:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 (hex) of all that determines the vectors besides precision and length: weights, modules, tokenizer."""
+        """sha256 (hex) of all that determines the vectors besides precision and length: weights, config.json, modules,
+        tokenizer."""
         return self._fingerprint
+
+    def has_fingerprint(self, recorded: Any) -> bool:
+        """Whether this is a fingerprint of the model; those of earlier versions do not include config.json."""
+        return recorded in (self._fingerprint, self._earlier_fingerprint)
 
     @property
     def precision(self) -> str:
@@ -290,14 +299,18 @@ def reason_too_long(tokens: int, most: int) -> str:
     return f"{tokens:,} tokens, the model reads {most:,}; give --long cut or --long window, or shorten it"
 
 
-def _fingerprint(model: SentenceModel, weights: str, tokenizer: str) -> str:
+def _described(model: SentenceModel, weights: str, tokenizer: str) -> list[Any]:
+    """What determines the vectors, without config.json."""
     modules = [
         (repr(part), {name: _bytes_hash(each) for name, each in part.state_dict().items()})
         for part in model.after_pooling
     ]
     content = [weights, tokenizer, list(model.pooling), modules, model.max_tokens, model.lowercases]
-    content += [model.prompt] if model.prompt else []
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return [*content, model.prompt] if model.prompt else content
+
+
+def _hash(described: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 def _bytes_hash(tensor: torch.Tensor) -> str:

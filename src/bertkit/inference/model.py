@@ -8,6 +8,7 @@ Shapes: N texts, E width of the vectors.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -54,22 +55,22 @@ class Model:
 
     Raises:
         DataError: there is no such model.
-        UsageError: there is no CUDA device.
+        UsageError: there is no CUDA device, or an argument is invalid.
     """
 
     def __init__(
         self,
-        name: str,
+        name: str | os.PathLike[str],
         *,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         precision: Literal["auto", "fp32", "bf16"] = "fp32",
         offline: bool = False,
     ) -> None:
-        self.name = name
-        self.directory = find_model(name, offline=offline)
+        given = Located.of({"device": device, "precision": precision}, "load()")
+        self._settings = validate(given, EngineConfig, what="load()")
+        self.name = os.fspath(name)
+        self.directory = find_model(self.name, offline=offline)
         self._offline = offline
-        self._device = device
-        self._precision = precision
         self._engine = resolve_engine(EngineConfig(device=device, precision="fp32"))
 
     def __repr__(self) -> str:
@@ -92,7 +93,7 @@ class Model:
 
         Raises:
             DataError: the model has no fine-tuned head, or an input has no value for a required field.
-            UsageError: `inputs` is a single text.
+            UsageError: `inputs` is a single text, or an input is neither a text nor fields or words.
         """
         return self.documents(self.examples(inputs), top=top)
 
@@ -101,11 +102,11 @@ class Model:
 
         Raises:
             DataError: the model has no fine-tuned head, or an input has no value for a required field.
-            UsageError: `inputs` is a single text.
+            UsageError: `inputs` is a single text, or an input is neither a text nor fields or words.
         """
         several = list(_several(inputs, "predict"))
         kind = self.kind
-        rows = [(f"input {number}", _fields(each, kind)) for number, each in enumerate(several)]
+        rows = [(where := f"input {number}", _fields(each, kind, where)) for number, each in enumerate(several)]
         try:
             return list(examples_of(rows, kind, self._predictor.columns))
         except MissingColumnError as error:  # a table has columns, a mapping has fields
@@ -151,10 +152,10 @@ class Model:
         text is bit-identical whatever other texts are in the call.
 
         Raises:
-            UsageError: `texts` is a single text.
+            UsageError: `texts` is a single text, or one of them is not a text.
             DataError: a text has no tokens and the model's sequences have no special tokens.
         """
-        chosen = list(_several(texts, "encode"))
+        chosen = [_text(each, f"text {number}") for number, each in enumerate(_several(texts, "encode"))]
         sequences = self.sequences(chosen)
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
         if empty is not None:
@@ -182,8 +183,10 @@ class Model:
 
         Raises:
             DataError: the model has no masked-LM head, or the text has no mask or is too long.
+            UsageError: `text` is not one text.
         """
-        (document,) = fill_masks(self._pretrained, self._tokenizer, [text], top=top, device=self._engine.device)
+        texts = [_one(text, "fill")]
+        (document,) = fill_masks(self._pretrained, self._tokenizer, texts, top=top, device=self._engine.device)
         masks: list[list[dict[str, Any]]] = document["masks"]
         return masks
 
@@ -204,13 +207,13 @@ class Model:
 
         Raises:
             DataError: the model has no head that generates, or the prompt leaves no room for output.
-            UsageError: a setting is invalid or has no effect.
+            UsageError: a setting is invalid or has no effect, or `prompt` is not one text.
         """
         chosen = validate(Located.of(dict(settings), "generate()"), GenerationSettings, what="generate()")
         (document,) = generate(
             self._pretrained,
             self._tokenizer,
-            [prompt],
+            [_one(prompt, "generate")],
             chosen,
             device=self._engine.device,
             on_text=None if on_text is None else lambda _prompt, _sample, text: on_text(text),
@@ -275,8 +278,7 @@ class Model:
 
     @cached_property
     def _embedder(self) -> Embedder:
-        engine = resolve_engine(EngineConfig(device=self._device, precision=self._precision))
-        return Embedder.load(self.directory, engine, name=self.name, offline=self._offline)
+        return Embedder.load(self.directory, resolve_engine(self._settings), name=self.name, offline=self._offline)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -284,16 +286,40 @@ class Model:
 
 
 def _several(inputs: Iterable[Any], method: str) -> Iterable[Any]:
-    if isinstance(inputs, str | Mapping):
+    if isinstance(inputs, str | Mapping) or not isinstance(inputs, Iterable):
         raise UsageError(f"{method} takes a list of texts; write {method}([text])")
     return inputs
 
 
-def _fields(given: Input, kind: Kind) -> dict[str, Any]:
+def _one(given: Any, method: str) -> str:
+    if not isinstance(given, str):
+        raise UsageError(f"{method} takes one text, not {_of_type(given)}; call it once per text")
+    return given
+
+
+def _text(given: Any, where: str) -> str:
+    if not isinstance(given, str):
+        raise UsageError(f"{where}: {_of_type(given)}, expected a text; leave missing ones out, or give empty texts")
+    return given
+
+
+def _fields(given: Input, kind: Kind, where: str) -> dict[str, Any]:
     if isinstance(given, str):
         return {"text": given}
     if isinstance(given, Mapping):
         return dict(given)
     if isinstance(given, tuple):
-        return dict(zip(("question", "context") if kind == "span" else ("text", "text_pair"), given, strict=True))
+        names = ("question", "context") if kind == "span" else ("text", "text_pair")
+        if len(given) != len(names):
+            raise UsageError(f"{where}: a tuple of {len(given)}, expected a pair, ({', '.join(names)})")
+        return dict(zip(names, given, strict=True))
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"{where}: {_of_type(given)}, expected a text, a pair of texts, a list of words or a mapping of fields;"
+            " the prediction of an empty text is None"
+        )
     return {"words": list(given)}
+
+
+def _of_type(given: Any) -> str:
+    return f"{given!r:.60} of type {type(given).__name__}"

@@ -136,9 +136,8 @@ class Predictor:
         task = build_task(recipe, examples, names, config, {}, directory)
         model, report = load_model(directory, heads=(task.head,), labels=task.labels)
         if report.newly_initialised:
-            raise DataError(
-                f"{name}: weights of its head are missing: {', '.join(sorted(report.newly_initialised)[:3])}"
-            )
+            fault = "do not fit the number of labels in config.json" if report.reinitialised else "are missing"
+            raise DataError(f"{name}: weights of its head {fault}: {', '.join(report.newly_initialised[:3])}")
         if isinstance(task, Span):
             task.may_be_impossible |= THRESHOLD in model.extras
         tokenizer = load_tokenizer(directory, offline=offline)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bertkit.code_hash import code_sha256
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line, is_out_of_memory
-from bertkit.openmp import usable_cores
+from bertkit.openmp import given_threads, usable_cores
 
 Value = TypeVar("Value")
 
@@ -151,8 +151,7 @@ def reply_of(job: Job, place: Place) -> Reply:
 
 def threads_of(jobs: int) -> int:
     """Threads per job for this many jobs at a time: OMP_NUM_THREADS, else an equal share of this machine's cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else max(1, usable_cores() // jobs)
+    return given_threads() or max(1, usable_cores() // jobs)
 
 
 @cache

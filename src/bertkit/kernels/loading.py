@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,19 +22,28 @@ from bertkit.run.environment import device_name
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp"))
 HEADER = Path(__file__).with_name("elements.h")
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-mprefer-vector-width=512",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-strict-aliasing",
-    "-fopenmp",
-    "-fPIC",
-    "-shared",
-)
+
+
+def flags_for(machine: str) -> tuple[str, ...]:
+    """The compiler's flags for a type of machine, as `platform.machine` names it."""
+    # Compilers for other processors refuse this flag.
+    of_x86 = ("-mprefer-vector-width=512",) if machine.lower() in ("x86_64", "amd64", "i686", "i386") else ()
+    return (
+        "-std=c++17",
+        "-O3",
+        "-march=native",
+        *of_x86,
+        "-ffp-contract=fast",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fno-strict-aliasing",
+        "-fopenmp",
+        "-fPIC",
+        "-shared",
+    )
+
+
+FLAGS = flags_for(platform.machine())
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from bertkit.pretraining.initial_model import initial_pruned_heads
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, multi_rank_obstacle, stages_of
 from bertkit.recipe.hashing import name_and_hash
+from bertkit.text.added_tokens import extended
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -177,28 +178,37 @@ def _text_tokens(recipe: Recipe) -> float | None:
 def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float]:
     """The size of the model's vocabulary, and the bytes of text that it is trained on (0 if it is not trained).
 
-    The size is known if the tokenizer is given, or if the text is token shards. A vocabulary that is to be trained on
-    at most `SAMPLED_MEGABYTES` of files is trained here, which takes a few seconds. For any other, the requested size
-    is assumed and marked: a text that is too small for it yields fewer entries, and a smaller model.
+    The size is known if the tokenizer is given, or if the text is token shards. A vocabulary that is to be trained or
+    extended on at most `SAMPLED_MEGABYTES` of files is trained or extended here, which takes a few seconds. For any
+    other, the requested size is assumed and marked: a text that is too small for it yields fewer entries, and a smaller
+    model.
 
     Raises:
-        DataError: the given tokenizer is not found, or lacks a special token that every run needs.
+        DataError: the given tokenizer is not found, or lacks a special token that every run needs; or the text has
+            fewer words to add.
     """
     tokenizer, sources = recipe.tokenizer, recipe.data.sources
     if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
         return PlannedVocabulary(TokenShards.open(shards_directory(sources[0], offline=offline)).vocab_size), 0.0
-    if tokenizer.path is not None:
-        given = Vocabulary.of(load_tokenizer(tokenizer.path, offline=offline))
-        return PlannedVocabulary(given.size + tokenizer.add_tokens), 0.0
     files = [] if recipe.data.languages else [Path(source).expanduser() for source in sources]
-    if not files or not all(file.is_file() for file in files):
-        return PlannedVocabulary(tokenizer.vocab_size, at_most=True), 0.0
-    size = min(sum(file.stat().st_size for file in files), tokenizer.sample_megabytes * 1e6)
-    if size > SAMPLED_MEGABYTES * 1e6:
+    are_files = bool(files) and all(file.is_file() for file in files)
+    size = min(sum(file.stat().st_size for file in files), tokenizer.sample_megabytes * 1e6) if are_files else 0.0
+    is_small = are_files and size <= SAMPLED_MEGABYTES * 1e6
+    text = partial(_sample, recipe, offline=offline)
+    if tokenizer.path is not None:
+        given = load_tokenizer(tokenizer.path, offline=offline)
+        if tokenizer.add_tokens and is_small:
+            extended(given, text(), tokenizer.add_tokens, min_frequency=tokenizer.added_frequency)
+        return PlannedVocabulary(Vocabulary.of(given).size + tokenizer.add_tokens), 0.0
+    if not is_small:
         return PlannedVocabulary(tokenizer.vocab_size, at_most=True), size
-    corpus = open_corpus(sources, recipe.data.reading, offline=offline)
-    learnt = train_tokenizer(tokenizer, corpus.sample_text(tokenizer.sample_megabytes))
-    return PlannedVocabulary(learnt.vocab_size), size
+    return PlannedVocabulary(train_tokenizer(tokenizer, text()).vocab_size), size
+
+
+def _sample(recipe: Recipe, *, offline: bool) -> Iterator[str]:
+    """The text that the run would train its vocabulary on."""
+    corpus = open_corpus(recipe.data.sources, recipe.data.reading, offline=offline)
+    yield from corpus.sample_text(recipe.tokenizer.sample_megabytes)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from bertkit.errors import UsageError
 from bertkit.recipe.tree import VARIANT_KEY, Located, plain_scalar
+from bertkit.visible import shell_word
 
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -90,8 +91,14 @@ def _describe(
         message = f"expected {wanted}, got {_show(value)}"
     else:
         message = "; ".join(dict.fromkeys(_message(each, path, data, schema) for each in details))
-    key = ".".join(map(str, _dotted(path, data))) if with_key else ""
-    return f"{_nearest_located(tree, path).place}: {key + ': ' if key else ''}{message}"
+    dotted = ".".join(map(str, _dotted(path, data)))
+    place = _nearest_located(tree, path).place
+    if place.startswith("--") and details[0]["type"] == "union_tag_not_found" and isinstance(value, dict) and value:
+        name, first = next(iter(value.items()))
+        single = f"{place.split()[0]} {shell_word(f'{dotted}.{name}={_show(first)}')}"
+        message += f"; this value replaces the whole mapping: to change one key of it, write {single}"
+    key = f"{dotted}: " if with_key and dotted else ""
+    return f"{place}: {key}{message}"
 
 
 def _message(detail: ErrorDetails, path: Path, data: Any, schema: type[BaseModel]) -> str:

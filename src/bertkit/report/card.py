@@ -23,19 +23,23 @@ from bertkit.tasks.catalogue import TASKS
 from bertkit.visible import visible
 
 _WITHOUT_CLASS = frozenset(
-    {"fast-encoder", "gpt-bert", "gpt_bert", "mosaicbert", "elmo", "transfo-xl", "universal-transformer", "bilstm"}
+    {"fast-encoder", "gpt-bert", "gpt_bert", "mosaicbert", "neobert", "elmo", "transfo-xl", "universal-transformer"}
+    | {"bert-gpt2", "bilstm", "feature-lstm"}
 )
 """Kinds of model that `transformers` has no class for."""
 _TASKS = {
     "ElectraForPreTraining": None,  # detects replaced tokens
     "ForMaskedLM": "fill-mask",
+    "NeoBERTLMHead": "fill-mask",
     "ForPreTraining": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
+    "ForQuestionAnsweringSimple": "question-answering",
     "ForMultipleChoice": "multiple-choice",
     "LMHeadModel": "text-generation",
     "ForCausalLM": "text-generation",
+    "MarianMTModel": "translation",
 }
 """The Hub's name of a task, by the suffix of the class name; the first that fits."""
 _CALLS = {

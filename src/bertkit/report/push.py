@@ -6,6 +6,7 @@ that the repository has all of them or none. An existing card is kept, because s
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECORD, RunDirectory
 from bertkit.run.find import run_of_suite
 from bertkit.run.verify import model_errors
+
+log = logging.getLogger(__name__)
 
 CARD = "README.md"
 _PRIVATE = frozenset({".git", ".cache"})
@@ -122,8 +125,10 @@ def _upload(
     api.create_repo(repository, private=private, exist_ok=True)
     if revision is not None:
         api.create_branch(repository, branch=revision, exist_ok=True)
-    if card is not None and not new_card and api.file_exists(repository, CARD, revision=revision):
+    if not new_card and api.file_exists(repository, CARD, revision=revision):
+        log.warning("%s keeps the %s that it has; --new-card replaces it", repository, CARD)
         card = None
+        paths = {name: path for name, path in paths.items() if name != CARD}
     operations = [CommitOperationAdd(name, str(path)) for name, path in paths.items()]
     if card is not None:
         operations.append(CommitOperationAdd(CARD, card.encode()))

@@ -18,7 +18,7 @@ from bertkit.run.directory import FREED, RunDirectory, write_record
 from bertkit.run.lock import RunLock
 from bertkit.run.seal import runs_within
 
-_DAY = 86_400
+SECONDS_PER_DAY = 86_400
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def is_older(run: RunDirectory, days: float | None) -> bool:
     if days is None:
         return True
     ended = datetime.fromisoformat(str(run.record.get("ended") or run.record["started"]))
-    return time.time() - ended.timestamp() >= days * _DAY
+    return time.time() - ended.timestamp() >= days * SECONDS_PER_DAY
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:

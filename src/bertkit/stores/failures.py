@@ -45,6 +45,8 @@ _UNREACHABLE = frozenset(
     | {"ServerDisconnectedError", "ClientOSError", "ClientPayloadError", "ConnectionError", "IncompleteReadError"}
     | {"ClientConnectorDNSError", "ResponseStreamingError"}
 )
+_MAY_PASS = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ENOTCONN})
+"""Errors of file systems, such as those over a network."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Failure:
             return cls("the store cannot be reached; check the network and the endpoint", may_pass=True)
         if signs & _BUSY:
             return cls(f"the store cannot serve this now ({min(signs & _BUSY)})", may_pass=True)
-        return cls(without_secrets(first_line(error)), may_pass=number == errno.EIO)
+        return cls(without_secrets(first_line(error)), may_pass=number in _MAY_PASS)
 
 
 def without_secrets(text: str) -> str:

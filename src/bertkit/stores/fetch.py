@@ -7,7 +7,6 @@ only missing files are fetched. Everything here can be fetched again.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from bertkit.cache import identity_hash
 from bertkit.errors import DataError
-from bertkit.files import cache_directory
+from bertkit.files import cache_directory, one_at_a_time
 from bertkit.progress import Progress, silent_progress
 from bertkit.stores.store import Store, StoredFile
 from bertkit.stores.url import StoreUrl
@@ -68,7 +67,7 @@ def fetched_files(
     for name in sorted(found, key=PurePosixPath):
         _safe(url, name.lstrip("/"))
         path = _copy_of(StoreUrl(url.scheme, name), found[name], cache)
-        if not path.is_file():
+        if not _is_complete(path, found[name]):
             missing[path] = name, found[name]
         paths.append(path)
     with _fetching(url, missing, progress) as done:
@@ -98,8 +97,10 @@ def fetched_directory(
     root = (cache or cache_directory()) / KIND
     root.mkdir(parents=True, exist_ok=True)
     directory = root / identity_hash([str(url), versions])
-    with _one_at_a_time(directory):
-        if not directory.is_dir():
+    with one_at_a_time(directory.with_name(f".{directory.name}.lock"), directory):
+        if directory.is_dir():  # a machine that crashed may have left it without the content of its files
+            fetch_into(store, files, directory, progress=progress)
+        else:
             writing = directory.with_name(f".{directory.name}.writing")
             fetch_into(store, files, writing, progress=progress)
             os.rename(writing, directory)
@@ -117,12 +118,16 @@ def fetch_into(
     missing = {}
     for name, file in files.items():
         path = directory / _safe(store.url, name)
-        if not (path.is_file() and path.stat().st_size == file.size):
+        if not _is_complete(path, file):
             missing[path] = name, file
     with _fetching(store.url, missing, progress) as done:
         for path, (name, file) in missing.items():
             _fetch(store, name, path, file)
             done(file.size)
+
+
+def _is_complete(path: Path, file: StoredFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.size
 
 
 def _fetch(store: Store, name: str, path: Path, file: StoredFile) -> None:
@@ -174,11 +179,3 @@ def check_online(url: StoreUrl, offline: bool) -> None:
     """Raise DataError if a place is on the network but the network may not be used."""
     if offline and url.uses_network:
         raise DataError(f"{url}: is on the network, which --offline forbids; copy it to a disk first")
-
-
-@contextmanager
-def _one_at_a_time(directory: Path) -> Iterator[None]:
-    """Let one process at a time make a copy; others wait and then find it."""
-    with directory.with_name(f".{directory.name}.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.errors import DataError, UsageError, first_line
+from bertkit.files import fsync_path, unfinished_name
 from bertkit.stores.failures import Failure
 from bertkit.stores.url import SCHEMES, StoreUrl
 
@@ -130,10 +131,11 @@ class Store:
             StoreError: the file does not exist, or the store cannot be read.
             OSError: the local disk is full.
         """
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = unfinished_name(path)
         source = self._path(name)
         try:
             self._do(self.named(name), partial(self._files.get_file, source, str(temporary)), here=_is_full_disk)
+            fsync_path(temporary)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -198,8 +200,7 @@ class Store:
         if self.url.uses_network:  # an object is replaced as a whole
             self._do(self.named(name), lambda: write(target), here=here)
             return
-        folder, _, last = target.rpartition("/")
-        temporary = f"{folder}/.{last}.{os.getpid()}.tmp"
+        temporary = str(unfinished_name(Path(target)))
 
         def replace() -> None:
             try:

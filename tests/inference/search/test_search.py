@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,8 @@ def test_an_index_is_kept_reopened_and_refused_to_another_model(
     stamp = (directory / "vectors.npy").stat().st_mtime_ns
     again = bertkit("search", "--model", model, "--corpus", corpus, "--index", directory, "--kind", "hnsw", "a cat")
     assert (again.code, (directory / "vectors.npy").stat().st_mtime_ns) == (0, stamp)
+    recorded = bertkit("search", "--corpus", corpus, "--index", directory, "--kind", "hnsw", "a cat")  # its own model
+    assert (recorded.code, recorded.stdout) == (0, again.stdout)
     done = bertkit("search", "--index", directory, "the cat", "--json")
     assert len(json.loads(done.stdout)[0]["hits"]) == 10
     other = write_model(tmp_path / "other", max_tokens=44)
@@ -132,6 +135,32 @@ def test_an_index_is_kept_reopened_and_refused_to_another_model(
     (directory / "vectors.faiss").write_bytes(b"damaged")
     done = bertkit("search", "--index", directory, "the cat")
     assert (done.code, "cannot be read as a FAISS index" in done.stderr) == (3, True)
+
+
+def test_a_changed_config_is_another_model_and_an_earlier_index_stays_usable(
+    built: TextIndex, corpus: Path, embedder: Embedder, tmp_path: Path
+) -> None:
+    """Fingerprints of earlier versions did not include config.json."""
+    written = built.directory / "index.json"
+    changed = write_model(tmp_path / "changed")
+    assert Embedder.load(changed, engine()).fingerprint == embedder.fingerprint
+    config = json.loads((changed / "config.json").read_text())
+    (changed / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] - 1}))
+    with pytest.raises(DataError, match="is a different model"):
+        built.check_model(Embedder.load(changed, engine()))
+    earlier = tmp_path / "earlier"
+    shutil.copytree(written.parent, earlier)
+    described = json.loads(written.read_text())
+    (earlier / "index.json").write_text(json.dumps(described | {"fingerprint": embedder._earlier_fingerprint}))
+    TextIndex.open(earlier).check_model(embedder)
+    build_index(earlier, corpus, texts(), embedder, IndexSettings())
+
+
+@pytest.mark.parametrize("change", [{"settings": {"new": 1}}, {"settings": None}, {"count": "many"}, {"format": 2}])
+def test_an_index_of_another_version_is_told(built: TextIndex, change: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(built.described | change))
+    with pytest.raises(DataError, match="is not an index of this version; build the index again"):
+        TextIndex.open(tmp_path)
 
 
 def test_vectors_that_are_there_are_not_computed_again(

@@ -102,6 +102,21 @@ def test_inputs_that_cannot_be_predicted_are_422(kind: str, body: Any, models: M
     assert_refused(post([models[kind]], "/predict", body), 422)
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"inputs": ["a", 3]}, "inputs.1: Input should be a valid string, or Input should be a valid list, or Input"),
+        ({"inputs": []}, "inputs: List should have at least 1 item after validation, not 0"),
+        ({"inputs": 3}, "inputs: Input should be a valid string, or Input should be a valid list"),
+        ({"inputs": ["a"], "topk": 3}, "topk: unknown field; /docs lists"),
+    ],
+)
+def test_the_item_at_fault_is_named(body: Any, message: str, models: Models) -> None:
+    error = assert_refused(post([models["classification"]], "/predict", body), 422)
+    assert error["message"].startswith(message)
+    assert error["param"] == message.split(":")[0].split(".")[0]
+
+
 def test_limits_on_bodies_texts_tokens_and_length(models: Models) -> None:
     base = [models["base"]]
     assert_refused(

@@ -129,9 +129,10 @@ def _name_points(axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequ
     """Write the names in a column on the right, ordered by height, each with a line to its point; next to the points,
     names of nearby models would overlap."""
     height = axes.bbox.height * 72 / axes.figure.dpi
-    order = sorted(range(len(names)), key=lambda index: (ys[index], -xs[index]))
+    order = sorted(range(len(names)), key=lambda index: ys[index])
     across = [float(axes.transAxes.inverted().transform(axes.transData.transform((xs[i], ys[i])))[1]) for i in order]
-    for index, place in zip(order, spread(across, least=_LINE / height, top=1.0), strict=True):
+    places = dict(zip(order, spread(across, least=_LINE / height, top=1.0), strict=True))
+    for index, place in without_crossings(places, xs, dict(zip(order, across, strict=True))).items():
         axes.annotate(
             names[index],
             (xs[index], ys[index]),
@@ -142,6 +143,25 @@ def _name_points(axes: Axes, names: Sequence[str], xs: Sequence[float], ys: Sequ
             arrowprops={"arrowstyle": "-", "color": "0.7", "linewidth": 0.7, "shrinkA": 2, "shrinkB": 5},
             annotation_clip=False,
         )
+
+
+def without_crossings(
+    places: Mapping[int, float], xs: Sequence[float], heights: Mapping[int, float]
+) -> dict[int, float]:
+    """The places of names by point, exchanged among points of equal height so that no two of their lines cross: the
+    further left a point is, the further its name is from the common height.
+
+    Args:
+        places: of each point's name.
+        xs: of each point.
+        heights: of each point.
+    """
+    found: dict[int, float] = {}
+    for height in dict.fromkeys(heights.values()):
+        tied = sorted((index for index in places if heights[index] == height), key=lambda index: xs[index])
+        own = sorted((places[index] for index in tied), key=lambda place: -abs(place - height))
+        found |= dict(zip(tied, own, strict=True))
+    return found
 
 
 def spread(places: Sequence[float], *, least: float, top: float) -> list[float]:

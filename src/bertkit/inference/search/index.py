@@ -1,7 +1,7 @@
 """A directory with a corpus for search: texts with their ids, their vectors, and the vectors' FAISS index.
 
 Not from a paper. index.json is written last and records the model of the vectors. A query's vector is comparable only
-to vectors of the same weights, pooling and tokenizer, so any other model is refused by its fingerprint.
+to vectors of the same weights, config.json, pooling and tokenizer, so any other model is refused by its fingerprint.
 
     DIR/index.json      model, fingerprint, settings, kind, count, width, sha256 of the corpus
     DIR/vectors.npy     float32, unit length; vectors.json once all are written
@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
@@ -66,8 +67,7 @@ class TextIndex:
             there = "contains an unfinished index" if (directory / _TEXTS).exists() else "contains no index"
             raise DataError(f"{directory}: {there}; build it with --corpus FILE --index {directory}")
         described = read_json(directory / DESCRIPTION)
-        keys = {"format", "model", "fingerprint", "settings", "kind", "count", "width"}
-        if not keys <= set(described) or described["format"] != _FORMAT:
+        if not _is_description(described):
             raise DataError(f"{directory / DESCRIPTION}: is not an index of this version; build the index again")
         return cls(directory, described)
 
@@ -129,7 +129,7 @@ class TextIndex:
         Raises:
             DataError: a different model, or different settings of its vectors.
         """
-        if embedder.fingerprint != self.described["fingerprint"]:
+        if not embedder.has_fingerprint(self.described["fingerprint"]):
             raise DataError(
                 f"{self.directory}: was built with {self.described['model']} (fingerprint"
                 f" {self.described['fingerprint'][:12]}), and {embedder.name} is a different model"
@@ -140,6 +140,20 @@ class TextIndex:
     def query_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Float32Array:
         """The vectors of queries, computed like those of the texts."""
         return finished(embedder.encode(texts, long=self.settings.long), embed_settings(self.settings))
+
+
+def _is_description(described: Mapping[str, Any]) -> bool:
+    """Whether an index.json has this version's keys and settings."""
+    texts, numbers = ("model", "fingerprint", "kind"), ("format", "count", "width")
+    try:
+        IndexSettings.model_validate(described.get("settings"))
+    except ValidationError:
+        return False
+    return (
+        all(isinstance(described.get(key), str) for key in texts)
+        and all(type(described.get(key)) is int for key in numbers)
+        and described["format"] == _FORMAT
+    )
 
 
 def embed_settings(settings: IndexSettings) -> EmbedSettings:
@@ -185,8 +199,7 @@ def build_index(
     }
     if (directory / DESCRIPTION).is_file():
         index = TextIndex.open(directory)
-        differing = [key for key, value in deciding.items() if index.described.get(key) != value]
-        if differing:
+        if differing := _differing(index.described, deciding, embedder):
             raise UsageError(
                 f"--index {directory}: contains an index with different {' and '.join(differing)}; name a new"
                 " directory, or delete this one"
@@ -196,7 +209,7 @@ def build_index(
     if directory.is_dir() and not _is_ours(directory):
         raise UsageError(f"--index {directory}: contains other files; name a new directory")
     directory.mkdir(parents=True, exist_ok=True)
-    counts = _embedded(directory, deciding)
+    counts = _embedded(directory, deciding, embedder)
     if counts is None:
         described = {"path": str(corpus.resolve()), "sha256": source, "blank_texts": False}
         written = embed_to_file(
@@ -221,12 +234,19 @@ def build_index(
     return TextIndex.open(directory)
 
 
-def _embedded(directory: Path, deciding: Mapping[str, Any]) -> dict[str, Any] | None:
+def _differing(recorded: Mapping[str, Any], deciding: Mapping[str, Any], embedder: Embedder) -> list[str]:
+    """The names of what differs from a recorded index."""
+    if embedder.has_fingerprint(recorded.get("fingerprint")):
+        recorded = {**recorded, "fingerprint": deciding["fingerprint"]}
+    return [key for key, value in deciding.items() if recorded.get(key) != value]
+
+
+def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: Embedder) -> dict[str, Any] | None:
     """The counts if all vectors are written but their index is not; None if some are missing."""
     if not ((directory / _EMBEDDED).is_file() and (directory / _VECTORS).is_file()):
         return None
     found = read_json(directory / _EMBEDDED)
-    if any(found.get(key) != value for key, value in deciding.items()):
+    if _differing(found, deciding, embedder):
         return None
     return {key: found[key] for key in ("count", "width", "cut")}
 

@@ -37,6 +37,7 @@ from bertkit.visible import visible
 _OTHER = "other"
 """In the metrics: paths that are not routes of the server."""
 _SHOWN_ERRORS = 3
+_UNKNOWN = "unknown field; /docs lists those of each address"
 
 _DESCRIPTION = "Vectors, labels, rankings and filled masks from encoder models. Errors have the shape of OpenAI's."
 _REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -182,20 +183,32 @@ def _add_errors(api: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError, content_type: str) -> RequestError:
-    """The first faults of a body, by field; nothing of the body is repeated except field names."""
+    """The first faults of a body, by field or item; nothing of the body is repeated except field names."""
     if "json" not in content_type and any(tuple(each["loc"]) == ("body",) for each in error.errors()):
         message = "the body: is read as JSON only with the header content-type: application/json; send this header"
         return RequestError(422, message, code="invalid_request")
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for each in error.errors():
         place = [part for part in each["loc"] if part != "body"]
         # After the field come the members of a union that were tried; clients know only the field.
         name = visible(".".join(str(part) for part in place[:1])[:100]) or "the body"
-        messages = found.setdefault(name, [])
-        if (message := visible(str(each["msg"])[:200])) not in messages:
-            messages.append(message)
-    faults = [f"{name}: {', or '.join(messages[:_SHOWN_ERRORS])}" for name, messages in found.items()]
+        found.setdefault(name, []).append(each)
+    faults = [_fault(name, errors) for name, errors in found.items()]
     more = f"; and {len(faults) - _SHOWN_ERRORS} more" if len(faults) > _SHOWN_ERRORS else ""
     first = next(iter(found), None)
     param = None if first == "the body" else first
     return RequestError(422, "; ".join(faults[:_SHOWN_ERRORS]) + more, code="invalid_request", param=param)
+
+
+def _fault(name: str, errors: Sequence[dict[str, Any]]) -> str:
+    """What is wrong with a field. Of the members of a union that were tried, those that fit best are named: the ones
+    whose type was right, else those that name an item of the list."""
+    fitting = [each for each in errors if not each["type"].endswith("_type")]
+    fitting = fitting or [each for each in errors if _item(each) is not None] or list(errors)
+    item = _item(fitting[0])
+    said = (_UNKNOWN if each["type"] == "extra_forbidden" else visible(str(each["msg"])[:200]) for each in fitting)
+    return f"{name}{'' if item is None else f'.{item}'}: {', or '.join(list(dict.fromkeys(said))[:_SHOWN_ERRORS])}"
+
+
+def _item(error: dict[str, Any]) -> int | None:
+    return next((part for part in error["loc"] if isinstance(part, int)), None)

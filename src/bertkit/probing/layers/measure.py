@@ -15,6 +15,7 @@ features = D or 2 D per span, K labels, L layers of a mix.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -28,6 +29,8 @@ from torch.nn.functional import cross_entropy
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
 from bertkit.probing.layers import ProbeFit, SpanPooling
+
+log = logging.getLogger(__name__)
 
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Shares of the training items after which the online code fits a new probe (Voita and Titov 2020)."""
@@ -77,10 +80,12 @@ class LinearProbe:
         weight_KF: weights of the classifier; the last column is the bias.
         mix_L: logits of the mix; zero, and not trained, if there is only one layer.
         query_PD: query of the attention over a span's words; a zero query gives the mean.
+        is_converged: whether the last fit ended before its maximum number of iterations.
     """
 
     def __init__(self, tables: Sequence[Tensor], spans: int, labels: int, fit: ProbeFit) -> None:
         self._tables, self._fit = tables, fit
+        self.is_converged = True
         width = tables[0].shape[1]
         features = spans * width * (2 if fit.pooling == "endpoints" else 1)
         self.weight_KF = torch.zeros(labels, features + 1, requires_grad=True)
@@ -122,6 +127,8 @@ class LinearProbe:
             return value
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        done, limits = optimizer.state[learnt[0]], optimizer.param_groups[0]
+        self.is_converged = done["n_iter"] < limits["max_iter"] and done["func_evals"] < limits["max_eval"]
         return self
 
     def logits(self, spans_NP2: Int64Array) -> Tensor:
@@ -154,6 +161,16 @@ class LinearProbe:
         for spans_NP2, label_N in items.chunks():
             nats += cross_entropy(self.logits(spans_NP2).double(), label_N, reduction="sum").item()
         return nats / float(np.log(2))
+
+
+def warn_of_unconverged(count: int, probes: int, fit: ProbeFit) -> None:
+    """Warn if some of the probes were stopped by the maximum number of iterations."""
+    if count:
+        log.warning(
+            "%d of %d probes had not converged after %d iterations, so their scores may be a little lower; raise"
+            " --max-iterations",
+            *(count, probes, fit.max_iterations),
+        )
 
 
 def pool_spans(states_CD: Tensor, spans_N2: Int64Array, pooling: SpanPooling, query_D: Tensor) -> Tensor:

@@ -36,7 +36,14 @@ from bertkit.probing.layers.data import (
     read_labelled,
     task_of_file,
 )
-from bertkit.probing.layers.measure import Items, LinearProbe, accuracy, control_labels, online_code
+from bertkit.probing.layers.measure import (
+    Items,
+    LinearProbe,
+    accuracy,
+    control_labels,
+    online_code,
+    warn_of_unconverged,
+)
 from bertkit.probing.layers.report import DEFINITIONS, LayerScore, LayersScores, TaskResult
 from bertkit.probing.report import Report
 from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
@@ -85,7 +92,10 @@ def probe_layers(request: ProbeArguments, settings: LayersSettings) -> ProbeResu
         with request.progress("probes", total, "probes") as meter:
             measurement = _Measurement(request, settings, subject, points, meter)
             scores = LayersScores(subject.label, [result for file in files for result in measurement.of(file)])
-        return Report(scores.summary() | {"left_out": left_out(encoder.notes)}, DEFINITIONS, scores.findings())
+        warn_of_unconverged(measurement.unconverged, measurement.probes, settings.fit)
+        unconverged = {"unconverged_probes": measurement.unconverged} if measurement.unconverged else {}
+        summary = scores.summary() | unconverged | {"left_out": left_out(encoder.notes)}
+        return Report(summary, DEFINITIONS, scores.findings())
 
     return run_probe(request, settings, [subject], measure, data=hashes_of(paths, test_paths))
 
@@ -121,7 +131,7 @@ def read_files(
 
 
 class _Measurement:
-    """Fits all probes and counts them."""
+    """Fits all probes and counts them, and those that did not converge; those of codes are not counted."""
 
     def __init__(
         self,
@@ -132,7 +142,7 @@ class _Measurement:
         meter: ProgressMeter,
     ) -> None:
         self.request, self.settings, self.subject, self.points, self._meter = request, settings, subject, points, meter
-        self._done = 0
+        self._done = self.probes = self.unconverged = 0
 
     def of(self, file: AnnotatedFile) -> list[TaskResult]:
         """The results of all tasks of a file."""
@@ -157,6 +167,8 @@ class _Measurement:
         tables = [store.layer(number) for number in layers]
         probe = LinearProbe(tables, train.spans_NP2.shape[1], len(task.labels), self.settings.fit).fit(train)
         self._count()
+        self.probes += 1
+        self.unconverged += not probe.is_converged
         return probe
 
     def _scores(self, store: StateStore, task: LayerTask) -> list[LayerScore]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bertkit.models.hook_points import layer_points
 from bertkit.probing.annotated import check_store, kept_states, width_of
 from bertkit.probing.layers import LayersSettings
-from bertkit.probing.layers.measure import LinearProbe
+from bertkit.probing.layers.measure import LinearProbe, warn_of_unconverged
 from bertkit.probing.layers.run import read_files
 from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentence_sources import existing
@@ -30,6 +30,7 @@ def layer_scores(request: ProbeArguments, settings: LayersSettings) -> dict[str,
     files = read_files(paths, test_paths, settings, TextEncoder.of(subject.model, subject.tokenizer))
     check_store(len(points), max(each.words() for each in files), width_of(subject.model, points), request.store_gb)
     found: dict[str, list[float]] = {}
+    probes = unconverged = 0
     for file in files:
         with kept_states(request, subject, [encoded for _, encoded in file.pairs], points) as store:
             store.standardise(file.words(file.train))
@@ -39,5 +40,7 @@ def layer_scores(request: ProbeArguments, settings: LayersSettings) -> dict[str,
                     tables, spans = [store.layer(number)], task.train.spans_NP2.shape[1]
                     probe = LinearProbe(tables, spans, len(task.labels), settings.fit).fit(task.train)
                     scores.append(task.score(probe.predict(task.test)))
+                    probes, unconverged = probes + 1, unconverged + (not probe.is_converged)
                 found[task.name] = scores
+    warn_of_unconverged(unconverged, probes, settings.fit)
     return found

@@ -156,7 +156,7 @@ def position(columns: Sequence[str], names: Iterable[str], where: str, option: s
         option: the command-line option that names this column.
 
     Raises:
-        MissingColumnError: none of them is; the nearest columns are named, or else the option.
+        MissingColumnError: none of them is; the nearest columns and the option are named.
     """
     names = tuple(names)
     for name in names:
@@ -165,7 +165,8 @@ def position(columns: Sequence[str], names: Iterable[str], where: str, option: s
     near = get_close_matches(names[0], [str(column) for column in columns], n=3, cutoff=0.5)
     hint = f"; name it with {option}" if option else ""
     if near:
-        hint = f"; did you mean {' or '.join(repr(each) for each in near)}?"
+        named = f" Name it with {option}" if option else ""
+        hint = f"; did you mean {' or '.join(repr(each) for each in near)}?{named}"
     raise MissingColumnError(
         f"{where}: no column {' or '.join(repr(each) for each in names)}; there are: "
         f"{', '.join(repr(str(column)) for column in list(columns)[:30]) or 'none'}{hint}"

@@ -7,11 +7,14 @@ other splits before training.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from bertkit.errors import DataError
 from bertkit.tasks.examples import Example, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import is_iob
+
+_MOST_NAMED = 20
+"""An error lists at most this many labels."""
 
 
 def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]] | None = None) -> tuple[str, ...]:
@@ -44,10 +47,25 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
         if lacking:
             name, ids = next(iter(lacking.items()))
             raise DataError(
-                f"{split}: labels that are not in train: {', '.join(map(repr, sorted(lacking)))} (example {ids[0]} has "
-                f"{name!r}); train has {', '.join(map(repr, sorted(found)))}; correct the spelling or add such examples"
+                f"{split}: labels that are not in train: {_listed(lacking)} (example {ids[0]} has {name!r}); train has "
+                f"{_listed(found)}; correct the spelling or add such examples{hint_of_numbers(found)}"
             )
     return tuple(sorted(found, key=label_order))
+
+
+def hint_of_numbers(labels: Collection[str]) -> str:
+    """The end of an error about labels that are probably numbers to predict: most are fractions, or all of many are
+    numbers."""
+    numbers = [label for label in labels if re.fullmatch(r"[+-]?[0-9]*\.?[0-9]+", label)]
+    fractions = sum("." in label for label in numbers)
+    if 2 * fractions > len(labels) or len(numbers) == len(labels) > _MOST_NAMED:
+        return "; to predict numbers, give --kind regression"
+    return ""
+
+
+def _listed(labels: Collection[str]) -> str:
+    more = f" and {len(labels) - _MOST_NAMED:,} more" if len(labels) > _MOST_NAMED else ""
+    return ", ".join(map(repr, sorted(labels)[:_MOST_NAMED])) + more
 
 
 def _names(example: Example) -> Iterator[str]:

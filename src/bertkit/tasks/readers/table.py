@@ -91,7 +91,7 @@ def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReadOptio
 
     def example(record: dict[str, Any], name: str, where: str) -> TextExample:
         texts = [
-            text_in(field(record, each, where, option), f"{where}, {each}")
+            _text(field(record, each, where, option), f"{where}, {each}")
             for each, option in ((columns.text, "--text"), (columns.text_pair, "--text-pair"))
             if each
         ]
@@ -277,7 +277,20 @@ def _label(value: Any, kind: Kind, separator: str, where: str) -> str | float | 
         return number_in(value, where)
     if kind == "multi_label":
         return _names(value, separator, where)
-    return label_name(value, where)
+    try:
+        return label_name(value, where)
+    except DataError as error:
+        kinds = {list: "; --kind multi_label reads lists of labels", float: "; --kind regression predicts numbers"}
+        raise DataError(f"{error}{kinds.get(type(value), '')}") from error
+
+
+def _text(value: Any, where: str) -> str:
+    """See `text_in`; the error about words names the kind of task that reads them."""
+    try:
+        return text_in(value, where)
+    except DataError as error:
+        hint = "; --kind tagging reads words and their tags" if isinstance(value, list) else ""
+        raise DataError(f"{error}{hint}") from error
 
 
 def label_name(value: Any, where: str) -> str:
