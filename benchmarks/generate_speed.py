@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from bertkit.bench.generate import own_tokens, peer_tokens
-from bertkit.models.bf16 import cast_linears_to_bf16
+from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
+from bertkit.models.quantisation.bf16 import cast_linears_to_bf16
 
 SIZES = {
     "gpt2": {},

@@ -28,8 +28,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.inference.export.export import export_model
 from bertkit.inference.export.onnx_graph import GRAPH_FILE, INT8_GRAPH_FILE
 from bertkit.inference.predict import Predictor
+from bertkit.models.files.hub import find_model, load_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import find_model, load_model
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer

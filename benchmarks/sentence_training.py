@@ -100,7 +100,7 @@ def of_word_vectors(path: Path, data: Path) -> float:
 
 def word_average(model: Path) -> Any:
     """Each text's mean over the rows of the embedding table, without special tokens."""
-    from bertkit.models.hub import load_model
+    from bertkit.models.files.hub import load_model
     from bertkit.text.tokenizer_files import load_tokenizer
 
     table = load_model(model)[0].encoder.word_embedding.weight.detach().numpy()

@@ -28,10 +28,10 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.pinned import pinned
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
-from bertkit.models.attention import SelfAttention
-from bertkit.models.bert import BertConfig
+from bertkit.models.attention.projection import project_separately
+from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.projection import project_separately
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.run.environment import device_name

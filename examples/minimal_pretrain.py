@@ -19,8 +19,8 @@ from bertkit.data.prepare import prepare_shards
 from bertkit.data.samples import Vocabulary
 from bertkit.data.split import split_documents
 from bertkit.data.stream import SampleSpec, SampleStream, StepBatches
-from bertkit.models.bert import BertConfig
-from bertkit.models.fill_mask import fill_masks
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.scoring.fill_mask import fill_masks
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.sentence_relations import NextSentence

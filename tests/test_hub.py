@@ -1,6 +1,6 @@
 """Text, tasks and tokenizers of the Hub, with its own clients and a small local server.
 
-Models are in tests/models/test_hub_fetch.py.
+Models are in tests/models/files/test_hub_fetch.py.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _installation() -> Diagnosis:
 def _processor() -> Diagnosis:
     import torch
 
-    from bertkit.models.matmul import onednn_is_faster
+    from bertkit.models.operators.matmul import onednn_is_faster
     from bertkit.run.environment import device_name
     from bertkit.training.config import EngineConfig
     from bertkit.training.engine import resolve_engine

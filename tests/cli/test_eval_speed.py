@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.probing.tiny_models import BERT, save_tiny, tiny_model, tiny_tokenizer
 
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 
 QUICK = ("--batch-sizes", "2", "--lengths", "5,64", "--rounds", "1", "--threads", "1")
 

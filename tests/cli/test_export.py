@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bertkit.inference.export import export
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
 
 Command = Callable[..., Any]
 

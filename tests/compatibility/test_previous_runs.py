@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertkit.models.distilbert import DistilBertLayer
+from bertkit.models.families.distilbert import DistilBertLayer
 from bertkit.models.layers import PostNormLayer
 from bertkit.recipe import old_keys
 from tests.compatibility.previous_runs import unpack

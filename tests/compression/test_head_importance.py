@@ -23,13 +23,13 @@ from bertkit.compression.head_importance import (
 from bertkit.errors import DataError
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
-from bertkit.models.labels import Labels
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.pseudo_likelihood import score_texts
 from bertkit.models.recorder import Recorder
-from bertkit.models.scoring_rules import choose_rule
+from bertkit.models.scoring.pseudo_likelihood import score_texts
+from bertkit.models.scoring.rules import choose_rule
 from bertkit.models.sentence import SentenceModel
 from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss, halves
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed

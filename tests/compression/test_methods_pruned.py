@@ -28,9 +28,9 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.inference.predict import Predictor
+from bertkit.models.conversion.pruning import keep_layers, prunable_maps, pruned_heads, sparsity
+from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
-from bertkit.models.pruning import keep_layers, prunable_maps, pruned_heads, sparsity
 from bertkit.probing.heads.measure import TaskScore
 from bertkit.run.verify import verify_run
 from bertkit.tasks.encoding import SequenceEncoder

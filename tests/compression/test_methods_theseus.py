@@ -15,11 +15,11 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.finetuning.loss_terms import TaskTerms
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import load_model, save_model
+from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.labels import Labels
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
 from bertkit.training.clipping import RowClipping

@@ -12,8 +12,8 @@ import torch
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.pruning import prune_heads
+from bertkit.models.conversion.pruning import prune_heads
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.meters import WindowMeter

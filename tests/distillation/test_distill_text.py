@@ -18,10 +18,10 @@ from bertkit.distillation.plan import distill_text_plan
 from bertkit.distillation.teacher_cache import TopLogits
 from bertkit.distillation.text import TextDistiller
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.models.bert import BertConfig
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.pruning import prune_heads, pruned_heads
+from bertkit.models.conversion.pruning import prune_heads, pruned_heads
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.show_batch import show_batch

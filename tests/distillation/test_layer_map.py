@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.models.layer_choice import chosen_layers, layer_map
+from bertkit.models.conversion.layer_choice import chosen_layers, layer_map
 
 
 def test_maps_are_those_of_the_papers() -> None:

@@ -22,8 +22,8 @@ from bertkit.distillation.dual_teacher import TEACHER, DualTeacher, teacher_of
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary, mixed_batch
 from bertkit.distillation.shared_projections import add_teacher
 from bertkit.errors import DataError
-from bertkit.models.bert import BertConfig
-from bertkit.models.electra import ElectraConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM

@@ -25,11 +25,11 @@ from bertkit.distillation.teacher import Teacher
 from bertkit.distillation.terms import TERMS, ShapePair, add_projections, specs_of
 from bertkit.distillation.terms.base import PROJECTIONS
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertConfig
-from bertkit.models.distilbert import DistilBertConfig
+from bertkit.models.conversion.layer_choice import layer_map
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.distilbert import DistilBertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.layer_choice import layer_map
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.operators.vocabulary import VocabularyProjection
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]

@@ -22,9 +22,9 @@ from bertkit.distillation.shared_projections import (
     parameter_projections_of,
 )
 from bertkit.errors import UsageError
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
 

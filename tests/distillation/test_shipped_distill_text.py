@@ -13,9 +13,9 @@ import torch
 
 from bertkit.distillation.terms import ShapePair
 from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
-from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.mobilebert import MobileBertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.mobilebert import MobileBertConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masking import RareTokens
 from bertkit.pretraining.stages import stages_of

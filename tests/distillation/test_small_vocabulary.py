@@ -14,9 +14,9 @@ from bertkit.distillation.plan import distill_text_plan
 from bertkit.distillation.shared_projections import parameter_projections_of
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.models.bert import BertConfig
-from bertkit.models.electra import ElectraConfig
-from bertkit.models.hub import load_model
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.files.hub import load_model
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.show_batch import show_batch
 from bertkit.progress import silent_progress

@@ -14,9 +14,9 @@ import torch
 import bertkit as package
 from bertkit.distillation.static_table import StaticTable, rows_of, token_vectors, used_rows, weighted, write_static
 from bertkit.errors import DataError, UsageError
-from bertkit.models.hub import load_model
-from bertkit.models.model_files import write_safetensors
-from bertkit.models.static import TABLE, load_static
+from bertkit.models.families.static import TABLE, load_static
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.model_files import write_safetensors
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.tasks.tiny_task import write_model
 

@@ -10,18 +10,18 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.student import as_distilbert, from_teacher_layers, init_from_teacher, reinitialised
 from bertkit.errors import UsageError
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
-from bertkit.models.electra import ElectraConfig
-from bertkit.models.elmo import ElmoConfig
+from bertkit.models.conversion.pruning import prune_heads, pruned_heads, restore_heads
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.elmo import ElmoConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.mobilebert import MobileBertConfig
+from bertkit.models.families.roberta import RobertaConfig
+from bertkit.models.files.hub import load_model, save_model
+from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.labels import Labels
-from bertkit.models.mobilebert import MobileBertConfig
-from bertkit.models.pruning import prune_heads, pruned_heads, restore_heads
-from bertkit.models.roberta import RobertaConfig
 from tests.tasks.tiny_task import tiny_tokenizer
 
 SIZES = {

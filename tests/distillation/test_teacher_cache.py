@@ -15,7 +15,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.teacher import Teacher, TextQuery
 from bertkit.distillation.teacher_cache import CachedItem, TopLogits, open_teacher_cache
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.operators.vocabulary import VocabularyProjection
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
 
 ROWS, WORDS, WIDTH, TOP = 14, 57, 6, 5

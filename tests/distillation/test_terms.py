@@ -26,9 +26,9 @@ from bertkit.distillation.terms import (
     new_projections,
 )
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertConfig
+from bertkit.models.conversion.pruning import prune_heads
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.pruning import prune_heads
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 
 TEXTS = [[5, 9, 11, 7, 6], [8, 30, 31], [40, 41, 42, 43, 44, 45, 46, 47], [3, 4]]

@@ -11,8 +11,8 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.text_arguments import DistillTextArguments
-from bertkit.models.bert import BertConfig
-from bertkit.models.hub import load_model
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import load_model
 from bertkit.pretraining.run import open_shards, run_pretraining
 from bertkit.pretraining.trainer import Pretrainer
 from bertkit.progress import silent_progress

@@ -18,7 +18,7 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.models.headed import HeadedModel
-from bertkit.models.pseudo_likelihood import TextScore, score_texts
+from bertkit.models.scoring.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.verify import verify_run
 from bertkit.tasks.minimal_pairs import MinimalPair, Paradigm
 from tests.probing.tiny_models import constant_model, save_tiny, tiny_model, tiny_tokenizer

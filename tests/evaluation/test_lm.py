@@ -14,10 +14,10 @@ import torch
 from bertkit.cli.app import run
 from bertkit.data.batch import BatchLanes, PackedBatch
 from bertkit.evaluation.lm import sliding_windows
-from bertkit.models.elmo import ElmoConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.elmo import ElmoConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.files.hub import load_model
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.hub import load_model
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer

@@ -11,12 +11,12 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import load_models, short_name
-from bertkit.models.elmo import ElmoConfig
+from bertkit.models.conversion.pruning import prune_heads, pruned_heads
+from bertkit.models.families.elmo import ElmoConfig
+from bertkit.models.families.roberta import RobertaConfig
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
-from bertkit.models.pruning import prune_heads, pruned_heads
-from bertkit.models.roberta import RobertaConfig
-from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight, reads_causally
+from bertkit.models.scoring.rules import SCORING_RULE, EncoderLeftToRight, reads_causally
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.resolve import Override

@@ -34,17 +34,17 @@ from bertkit.evaluation.speed.results import frontier, retention
 from bertkit.evaluation.speed.run import evaluate_speed
 from bertkit.evaluation.speed.stopwatch import LEAST_SECONDS, Timing, processor_share, threads, time_in_rounds
 from bertkit.evaluation.speed.timing import Cell, random_batch
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
-from bertkit.models.bilstm import BilstmConfig
-from bertkit.models.distilbert import DistilBertConfig
+from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.feature_lstm import FeatureLstmConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.bilstm import BilstmConfig
+from bertkit.models.families.distilbert import DistilBertConfig
+from bertkit.models.families.feature_lstm import FeatureLstmConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.files.model_files import weight_files
 from bertkit.models.headed import HeadedModel
-from bertkit.models.model_files import weight_files
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.pruning import prune_heads
-from bertkit.models.quantised import is_quantised, quantise
+from bertkit.models.quantisation.quantised import is_quantised, quantise
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.verify import verify_run
 from tests.probing.tiny_models import BERT, save_tiny, tiny_model, tiny_tokenizer

@@ -15,12 +15,12 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.finetuning.causal import CausalFinetuning, causal_loss, next_token_targets, predicted_tokens
 from bertkit.finetuning.delimiters import DELIMITERS
-from bertkit.models.character_cnn import spelling
-from bertkit.models.conversion import with_more_tokens
-from bertkit.models.elmo import Elmo, ElmoConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.conversion.convert import with_more_tokens
+from bertkit.models.families.elmo import Elmo, ElmoConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
+from bertkit.models.operators.character_cnn import spelling
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer, template

@@ -13,9 +13,9 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.dropout import with_dropout
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.run import finetune
-from bertkit.models.bert import BertConfig
-from bertkit.models.bigbird import BigBirdConfig
-from bertkit.models.roberta import RobertaConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.bigbird import BigBirdConfig
+from bertkit.models.families.roberta import RobertaConfig
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun

@@ -18,7 +18,7 @@ from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe, changed
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
-from bertkit.models.labels import Labels
+from bertkit.models.files.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
@@ -114,7 +114,7 @@ def test_twenty_steps_equal_a_plain_loop_of_transformers(place: Place) -> None:
     torch.manual_seed(0)
     ours = transformers.AutoModelForSequenceClassification.from_pretrained(outcome.run.model)
     oracle = transformers.AutoModelForSequenceClassification.from_pretrained(place.calm, num_labels=2)
-    from bertkit.models.hub import load_model
+    from bertkit.models.files.hub import load_model
 
     head, _ = load_model(place.calm, heads=("sequence_classification",), labels=Labels(("bad", "good")))
     head.initialise(0, only={name for name in head.state_dict() if name.startswith("sequence_classification.")})

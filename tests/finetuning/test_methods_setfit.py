@@ -19,7 +19,7 @@ from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.methods.setfit import drawn_pairs
 from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
-from bertkit.models.hub import load_model
+from bertkit.models.files.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun

@@ -13,10 +13,10 @@ from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
-from bertkit.models.bert import BertConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_any, shipped_headers

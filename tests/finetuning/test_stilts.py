@@ -19,8 +19,8 @@ from bertkit.finetuning.data import Prepared, prepare
 from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_trainer import TaskTrainer
-from bertkit.models.hub import load_model
-from bertkit.models.labels import Labels
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun

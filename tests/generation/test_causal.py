@@ -14,9 +14,9 @@ from bertkit.errors import DataError
 from bertkit.generation.beam import beam_search
 from bertkit.generation.causal import Generated, Limits, Prompt, decode
 from bertkit.generation.sampling import Sampling
-from bertkit.models.decoding import next_tokens
+from bertkit.models.decoding.causal import next_tokens
+from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
 from tests.models.oracle import VOCABULARY, Case, all_cases, make_oracle
 
 pytest.importorskip("transformers")
@@ -181,7 +181,7 @@ def test_stop_texts_and_room_end_outputs_and_suppressed_tokens_never_appear(twin
 
 def test_a_vocabulary_smaller_than_the_beam(tmp_path: Path) -> None:
     """All continuations of the first step are kept, and no beam is filled by a missing one."""
-    from bertkit.models.gpt2 import Gpt2Config
+    from bertkit.models.families.gpt2 import Gpt2Config
 
     config = Gpt2Config(
         hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24, max_position_embeddings=9

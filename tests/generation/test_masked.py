@@ -30,7 +30,7 @@ from bertkit.generation.masked_text import MaskedPredictor, Place, TextWithMasks
 from bertkit.generation.run import generate
 from bertkit.generation.sampling import Sampling
 from bertkit.generation.settings import GenerationSettings
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import SCORING_RULE, HeadedModel
 from tests.probing.tiny_models import tiny_tokenizer
 

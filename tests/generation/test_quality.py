@@ -10,7 +10,7 @@ import pytest
 
 from bertkit.cli.app import run
 from bertkit.generation.quality import bleu, distinct, perplexities, self_bleu, variety
-from bertkit.models.pseudo_likelihood import score_texts
+from bertkit.models.scoring.pseudo_likelihood import score_texts
 from tests.probing.tiny_models import save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer
 
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models import varlen
-from bertkit.models.attention import attend, causal
-from bertkit.models.bert import BertConfig
+from bertkit.models.attention import varlen
+from bertkit.models.attention.projection import project_at_once, project_separately
+from bertkit.models.attention.self_attention import attend, causal
+from bertkit.models.attention.windows import sliding_window_attention
 from bertkit.models.encoder import initialise
-from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.projection import project_at_once, project_separately
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.models.recorder import Scope
-from bertkit.models.windows import sliding_window_attention
 from tests.gpu.device import GPU, needs_gpu
 
 pytestmark = needs_gpu

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.models import varlen
+from bertkit.models.attention import varlen
 from bertkit.run.metrics import read_metrics
 from tests.conftest import Outcome
 from tests.gpu.device import needs_gpu

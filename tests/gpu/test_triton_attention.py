@@ -8,9 +8,9 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.kernels import gpu_attention
 from bertkit.kernels.gpu_attention import packed_attention, triton_attention_enabled
-from bertkit.models import varlen
-from bertkit.models.bert import BertConfig
+from bertkit.models.attention import varlen
 from bertkit.models.encoder import initialise
+from bertkit.models.families.bert import BertConfig
 from tests.gpu.device import GPU, needs_gpu
 from tests.kernels.dropped_attention import Case, plain_attention, relative_error
 

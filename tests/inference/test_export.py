@@ -15,20 +15,20 @@ from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.inference.export import export
 from bertkit.inference.export.agreement import Agreement, probe_batches
 from bertkit.inference.export.export import RECORD, export_model
-from bertkit.models.bert import BertConfig
-from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.distilbert import DistilBertConfig
+from bertkit.models.families.roberta import RobertaConfig
+from bertkit.models.families.xlnet import XlnetConfig
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.roberta import RobertaConfig
 from bertkit.models.sentence import load_sentence_model
-from bertkit.models.xlnet import XlnetConfig
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
+from tests.models.files.test_real_checkpoint import small_sentence_directory
 from tests.models.oracle import Case, all_cases, make_inputs, make_oracle, oracle_logits
 from tests.models.test_families import read_back
-from tests.models.test_real_checkpoint import small_sentence_directory
 from tests.text.corpora import english
 
 transformers = pytest.importorskip("transformers")

@@ -18,17 +18,17 @@ from bertkit.files import sha256_of
 from bertkit.inference.export import export
 from bertkit.inference.export.agreement import RoughAgreement
 from bertkit.inference.export.export import TOLERANCE, export_model
-from bertkit.models.bert import BertConfig
-from bertkit.models.calibrated import CalibratedLinear
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import load_model, read_config
+from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, read_config
-from bertkit.models.int8 import TRAINING_REFUSED, QuantisedEmbedding
-from bertkit.models.labels import Labels
-from bertkit.models.quantised import is_quantised, quantise
+from bertkit.models.quantisation.calibrated import CalibratedLinear
+from bertkit.models.quantisation.int8 import TRAINING_REFUSED, QuantisedEmbedding
+from bertkit.models.quantisation.quantised import is_quantised, quantise
 from bertkit.models.sentence import load_sentence_model
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.inference.test_export import contents, small_model
-from tests.models.test_real_checkpoint import small_sentence_directory
+from tests.models.files.test_real_checkpoint import small_sentence_directory
 from tests.tasks.tiny_task import write_model
 
 Bertkit = Callable[..., Any]

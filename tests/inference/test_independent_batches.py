@@ -23,9 +23,9 @@ from bertkit.inference.independent_batches import (
     filler_lengths,
     independent_batch,
 )
-from bertkit.models import matmul
 from bertkit.models.headed import HeadedModel
-from bertkit.models.matmul import has_onednn
+from bertkit.models.operators import matmul
+from bertkit.models.operators.matmul import has_onednn
 from bertkit.models.registry import FAMILIES
 from bertkit.models.sentence import Dense, Normalise, SentenceModel
 from bertkit.training.engine import Engine

@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import gpu_attention
 from bertkit.kernels.gpu_attention import draw, drop_below, triton_attention_enabled
-from bertkit.models import varlen
+from bertkit.models.attention import varlen
 from tests.kernels.dropped_attention import Case, kept_probabilities, operators_on_a_processor, plain_attention
 
 CPU = torch.device("cpu")

@@ -19,16 +19,16 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import UsageError
 from bertkit.kernels import ops
 from bertkit.kernels.loading import Kernels, activated, active, build, flags_for
-from bertkit.models.attention import attend
-from bertkit.models.bert import BertConfig
-from bertkit.models.block_sparse import BlockPattern, attend_blocks
-from bertkit.models.dropout import drawn, dropout
+from bertkit.models.attention.block_sparse import BlockPattern, attend_blocks
+from bertkit.models.attention.self_attention import attend
+from bertkit.models.attention.windows import sliding_window_attention
 from bertkit.models.encoder import initialise
-from bertkit.models.fast_encoder import FastEncoderConfig, Neighbours, rms_norm
-from bertkit.models.gelu import gelu, gelu_by_tanh
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.fast_encoder import FastEncoderConfig, Neighbours, rms_norm
+from bertkit.models.operators.dropout import drawn, dropout
+from bertkit.models.operators.gelu import gelu, gelu_by_tanh
+from bertkit.models.operators.vocabulary import VocabularyProjection
 from bertkit.models.recorder import Scope
-from bertkit.models.vocabulary import VocabularyProjection
-from bertkit.models.windows import sliding_window_attention
 from bertkit.native import CompilerError
 from bertkit.training.compiled_kernels import use_kernels
 from bertkit.training.config import EngineConfig

@@ -12,12 +12,12 @@ from torch import Tensor
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import attention as kernel
 from bertkit.kernels.loading import Kernels, activated, build
-from bertkit.models import projection, varlen
-from bertkit.models.attention import attend, attend_from_one, causal
-from bertkit.models.matmul import Linear
-from bertkit.models.projection import project_at_once
+from bertkit.models.attention import projection, varlen
+from bertkit.models.attention.projection import project_at_once
+from bertkit.models.attention.self_attention import attend, attend_from_one, causal
+from bertkit.models.attention.windows import sliding_window_attention
+from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.windows import sliding_window_attention
 from bertkit.native import CompilerError
 
 SCOPE = Scope(None, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bertkit.models.attention import Visible
+from bertkit.models.attention.self_attention import Visible
 
 
 def sliding_window(each_side: int) -> Visible:

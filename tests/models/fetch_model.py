@@ -10,7 +10,7 @@ import json
 import sys
 
 from bertkit.errors import DataError
-from bertkit.models.hub import find_model, load_model
+from bertkit.models.files.hub import find_model, load_model
 
 
 def fetch(name: str, *, offline: bool) -> dict[str, object]:

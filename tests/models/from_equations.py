@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
 
 VOCABULARY = 97
 SIZES: dict[str, Any] = {

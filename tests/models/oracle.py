@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
 
 VOCABULARY = 97
 NUM_LABELS = 3

@@ -1,4 +1,4 @@
-"""Decoding without a cache, recomputed at every step: what models/conditional_decoding.py must equal."""
+"""Decoding without a cache, recomputed at every step: what models/decoding/conditional.py must equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.conditional_decoding import SourceNextTokens
+from bertkit.models.decoding.conditional import SourceNextTokens
 
 
 class RecomputedSourceNextTokens(SourceNextTokens):

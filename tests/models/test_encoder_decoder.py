@@ -14,20 +14,20 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.models import dropout
-from bertkit.models.bart import BartConfig
-from bertkit.models.bert import BertConfig
-from bertkit.models.conditional_decoding import (
+from bertkit.models.conversion.convert import converted, converted_config
+from bertkit.models.decoding.conditional import (
     CachedSourceNextTokens,
     SourceNextTokens,
 )
-from bertkit.models.conversion import converted, converted_config
 from bertkit.models.encoder_decoder import SEQ2SEQ, EncoderDecoder
+from bertkit.models.families.bart import BartConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.transformer import TransformerSeq2SeqConfig
+from bertkit.models.files.hub import load_model, save_model
+from bertkit.models.files.model_files import read_weights, write_safetensors
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.model_files import read_weights, write_safetensors
+from bertkit.models.operators import dropout
 from bertkit.models.recorder import Recorder
-from bertkit.models.transformer import TransformerSeq2SeqConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -334,7 +334,7 @@ def test_a_bias_for_each_word_is_refused(tmp_path: Path) -> None:
 
 def test_sines_are_those_of_the_paper() -> None:
     """PE(p, 2i) = sin(p / 10000^(2i/D)); here all sines come first."""
-    from bertkit.models.transformer import sinusoids
+    from bertkit.models.families.transformer import sinusoids
 
     table = sinusoids(50, 8, torch.device("cpu"))
     for position in (0, 1, 17, 49):

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models import dropout
-from bertkit.models.attention import SelfAttention
-from bertkit.models.dropout import Dropout
-from bertkit.models.hub import load_model, save_model
+from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.files.hub import load_model, save_model
+from bertkit.models.operators import dropout
+from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder
 
 pytest.importorskip("transformers")

@@ -7,12 +7,12 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertConfig
-from bertkit.models.conversion import grown, stack_layers
+from bertkit.models.conversion.convert import grown, stack_layers
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.modernbert import ModernBertConfig
 from bertkit.models.recorder import Recorder
-from bertkit.models.roberta import RobertaConfig
 
 SIZES = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 22, "max_position_embeddings": 32}
 DEEP, SHALLOW = 7, 3

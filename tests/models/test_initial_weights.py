@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bertkit.models.bert import BertConfig, MegatronBertConfig
-from bertkit.models.electra import ElectraConfig
+from bertkit.models.families.bert import BertConfig, MegatronBertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.xlnet import XlnetConfig
 from bertkit.pretraining.recipe import load_recipe
 
 SIZES = {"hidden_size": 120, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 177}

@@ -16,13 +16,13 @@ from tests.models.oracle import Case, ask_oracle, make_inputs, make_twins, oracl
 from tests.tasks.tiny_task import tiny_tokenizer
 
 from bertkit.errors import DataError
-from bertkit.models.deberta_v2 import DebertaV2Config
-from bertkit.models.distance_bias import distance_buckets
+from bertkit.models.attention.distance_bias import distance_buckets
+from bertkit.models.attention.rotary import RotaryTable
+from bertkit.models.families.deberta_v2 import DebertaV2Config
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.mpnet import BUCKETS, FURTHEST
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.mpnet import BUCKETS, FURTHEST
-from bertkit.models.rotary import RotaryTable
 
 pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.albert import AlbertConfig
+from bertkit.models.families.albert import AlbertConfig
 from bertkit.models.headed import HeadedModel
 
 VOCABULARY, LAYERS = 43, 5

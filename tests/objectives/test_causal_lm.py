@@ -14,11 +14,11 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.stream import corrupted
-from bertkit.models.bert import BertConfig, MegatronBertConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.families.bert import BertConfig, MegatronBertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.xlnet import XlnetConfig
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from tests.data.toy_corpus import vocabulary

@@ -12,9 +12,9 @@ from bertkit.data.layouts import ContinuousText, FullSentences
 from bertkit.data.random import Draw
 from bertkit.data.samples import Lanes, Samples
 from bertkit.data.stream import corrupted
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.transformer_xl import TransformerXlConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.transformer_xl import TransformerXlConfig
 from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
 from bertkit.objectives.forward import encode
 from tests.objectives.worded import VOCABULARY, worded_samples

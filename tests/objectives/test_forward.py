@@ -10,9 +10,9 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.modernbert import ModernBertConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import encode, pretraining_model, states

@@ -20,9 +20,9 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.stream import corrupted
-from bertkit.models.gpt_bert import GptBertConfig
+from bertkit.models.families.gpt_bert import GptBertConfig
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import pretraining_model
@@ -31,7 +31,7 @@ from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe, load_recipe
 from bertkit.training.loss_terms import TermTotal, read_totals
-from tests.models.reference_gpt_bert import Padded, hidden_states, logits, mean_loss
+from tests.models.families.reference_gpt_bert import Padded, hidden_states, logits, mean_loss
 from tests.objectives.worded import VOCABULARY, worded_samples
 from tests.overrides import parsed
 

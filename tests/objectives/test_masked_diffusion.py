@@ -10,9 +10,9 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.operators.vocabulary import VocabularyProjection
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_diffusion import MaskedDiffusion
 from bertkit.objectives.masked_lm import MaskedLM

@@ -17,7 +17,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Ngrams, Phrases, Spans, Tokens, Words

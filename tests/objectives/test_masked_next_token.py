@@ -14,8 +14,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.stream import corrupted
 from bertkit.errors import UsageError
+from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.modernbert import ModernBertConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM

@@ -13,7 +13,7 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import AnnotatedSpans, Phrases
 from bertkit.text.annotated import BEGINS, INSIDE

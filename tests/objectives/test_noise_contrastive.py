@@ -20,13 +20,13 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertConfig
-from bertkit.models.electra import ElectraConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.two_tower import TwoTower
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.hub import save_model
-from bertkit.models.pseudo_likelihood import score_ids
-from bertkit.models.scoring_rules import Energy, choose_rule
-from bertkit.models.two_tower import TwoTower
+from bertkit.models.scoring.pseudo_likelihood import score_ids
+from bertkit.models.scoring.rules import Energy, choose_rule
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import encode, pretraining_model, scoring_rule
 from bertkit.objectives.masked_lm import MaskedLM

@@ -17,9 +17,9 @@ from bertkit.data.layouts import ReusedSegments
 from bertkit.data.random import Draw
 from bertkit.data.samples import Lanes, Samples
 from bertkit.data.stream import corrupted
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.xlnet import XlnetConfig
 from bertkit.objectives.forward import encode, states
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.permutation_lm import PermutationLM

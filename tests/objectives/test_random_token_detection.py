@@ -18,7 +18,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.stream import corrupted
-from bertkit.models.electra import ElectraConfig
+from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.base import Objective
 from bertkit.objectives.causal_lm import CausalLM

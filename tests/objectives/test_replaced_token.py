@@ -20,15 +20,15 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.errors import UsageError
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
-from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.roberta import RobertaConfig
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.roberta import RobertaConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import encode, masked_lm_of, pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM

@@ -10,11 +10,11 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.layouts import DocSentences, SegmentPair, SentencePair
 from bertkit.data.layouts.base import Layout
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
-from bertkit.models.distilbert import DistilBertConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.roberta import RobertaConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.distilbert import DistilBertConfig
+from bertkit.models.families.roberta import RobertaConfig
 from bertkit.objectives.forward import heads_of, pretraining_model
 from bertkit.objectives.registry import OBJECTIVES
 from bertkit.objectives.sentence_relations import NextSentence, PairRelation, SentenceOrder, SentenceStructure

@@ -18,10 +18,10 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.split import split_documents
 from bertkit.errors import DataError
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.transformer import TransformerSeq2SeqConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.transformer import TransformerSeq2SeqConfig
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.operators.vocabulary import VocabularyProjection
 from bertkit.objectives.seq2seq_lm import Seq2SeqLM
 from bertkit.training.cost import step_flops
 from tests.data.toy_corpus import CLS, SEP, vocabulary, whole_documents, write_shards

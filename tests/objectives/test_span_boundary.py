@@ -15,10 +15,10 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets
 from bertkit.errors import UsageError
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import find_model, load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import find_model, load_model, save_model
 from bertkit.models.registry import FAMILIES
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Ngrams, Spans, Tokens

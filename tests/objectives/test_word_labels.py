@@ -19,7 +19,7 @@ from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import SampleSpec, SampleStream, corrupted
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.masked_lm import MaskedLM

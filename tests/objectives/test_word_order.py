@@ -13,7 +13,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets
 from bertkit.data.stream import corrupted
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import heads_of, pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM

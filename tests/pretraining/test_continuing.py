@@ -17,10 +17,10 @@ from transformers import AutoTokenizer
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.models.bert import BertConfig
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.pruning import prune_heads
-from bertkit.models.roberta import RobertaConfig
+from bertkit.models.conversion.pruning import prune_heads
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.roberta import RobertaConfig
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.pretraining.arguments import PretrainArguments, shortened, warn_of_stages, with_max_length
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.recipe import load_recipe

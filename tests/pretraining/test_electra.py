@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from bertkit.errors import StoppedError, UsageError
-from bertkit.models.hub import load_model
+from bertkit.models.files.hub import load_model
 from bertkit.pretraining import trainer as pretrain
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.plan import pretraining_plan

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from bertkit.errors import StoppedError
-from bertkit.models.hub import load_model
+from bertkit.models.files.hub import load_model
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress

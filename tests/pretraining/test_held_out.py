@@ -11,7 +11,7 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.layouts import DocSentences
 from bertkit.data.stream import SampleSpec, SampleStream
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from tests.hub_server import STOPPED, Hub, bertkit, commit_of, serving
 from tests.training.tiny_run import RECIPE, write_model, write_text
 

@@ -12,9 +12,9 @@ import torch
 
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
-from bertkit.models.hub import load_model
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.tiling import tiled
+from bertkit.models.conversion.tiling import tiled
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.files.hub import load_model
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining

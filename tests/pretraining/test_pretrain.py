@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def test_transformers_loads_the_result_and_gives_the_same_logits(finished: tuple[Path, dict[str, Any]]) -> None:
     transformers = pytest.importorskip("transformers")
     from bertkit.data.batch import PackedBatch
-    from bertkit.models.hub import load_model
+    from bertkit.models.files.hub import load_model
 
     directory, _ = finished
     model_directory = directory / "run" / "model"

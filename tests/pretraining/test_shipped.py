@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.models.bert import BertConfig
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.roberta import RobertaConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.roberta import RobertaConfig
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of

@@ -15,10 +15,10 @@ from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.generation.from_source import SourceTokens, from_sources, write_targets
 from bertkit.generation.settings import GenerationSettings
 from bertkit.inference.export.export import export_model
-from bertkit.models.bert import BertConfig
-from bertkit.models.bert_gpt2 import BertGpt2Config
-from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.hub import load_model
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.bert_gpt2 import BertGpt2Config
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.files.hub import load_model
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining

@@ -12,14 +12,14 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.fast_encoder import FastEncoderConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.fast_encoder import FastEncoderConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
-from bertkit.models.modernbert import ModernBertConfig
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.recipe import Recipe

@@ -12,10 +12,10 @@ from numpy.testing import assert_allclose
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
-from bertkit.models.hub import load_model
-from bertkit.models.longformer import LongformerConfig
+from bertkit.models.families.longformer import LongformerConfig
+from bertkit.models.files.hub import load_model
 from bertkit.models.recorder import Recorder
-from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight
+from bertkit.models.scoring.rules import SCORING_RULE, EncoderLeftToRight
 from bertkit.probing.attention.head_distances import (
     HeadDistances,
     pairwise,

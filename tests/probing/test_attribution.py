@@ -14,13 +14,13 @@ from numpy.testing import assert_allclose
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.elmo import ElmoConfig
-from bertkit.models.fill_mask import fill_masks
+from bertkit.models.families.elmo import ElmoConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
-from bertkit.models.scoring_rules import SCORING_RULE, EncoderLeftToRight, MaskedNextTokenScoring
+from bertkit.models.scoring.fill_mask import fill_masks
+from bertkit.models.scoring.rules import SCORING_RULE, EncoderLeftToRight, MaskedNextTokenScoring
 from bertkit.probing.attribution.explanations import (
     GRADIENT_METHODS,
     METHODS,

@@ -11,8 +11,8 @@ from scipy.stats import binomtest
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.headed import HeadedModel
-from bertkit.models.pseudo_likelihood import score_texts
-from bertkit.models.scoring_rules import choose_rule
+from bertkit.models.scoring.pseudo_likelihood import score_texts
+from bertkit.models.scoring.rules import choose_rule
 from bertkit.probing.behaviour.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.probing.behaviour.measure import (
     BY_MARGIN,

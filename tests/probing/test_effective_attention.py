@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import DataError
-from bertkit.models.calibrated import CalibratedLinear, InputRange
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.eurobert import EuroBertConfig
-from bertkit.models.fast_encoder import FastEncoderConfig
+from bertkit.models.families.eurobert import EuroBertConfig
+from bertkit.models.families.fast_encoder import FastEncoderConfig
+from bertkit.models.families.transformer import TransformerSeq2SeqConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.quantised import quantise
+from bertkit.models.quantisation.calibrated import CalibratedLinear, InputRange
+from bertkit.models.quantisation.quantised import quantise
 from bertkit.models.recorder import Recorder
-from bertkit.models.scoring_rules import reads_causally
-from bertkit.models.transformer import TransformerSeq2SeqConfig
+from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.effective_attention.measure import (
     ATTENDED,

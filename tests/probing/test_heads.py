@@ -18,11 +18,11 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
-from bertkit.models.bert import BertConfig
-from bertkit.models.hub import load_model
-from bertkit.models.labels import Labels
-from bertkit.models.pruning import prune_heads
-from bertkit.models.scoring_rules import choose_rule
+from bertkit.models.conversion.pruning import prune_heads
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.labels import Labels
+from bertkit.models.scoring.rules import choose_rule
 from bertkit.models.sentence import SentenceModel
 from bertkit.probing.heads import HeadsSettings
 from bertkit.probing.heads.measure import HalfRetrieval, WordLoss

@@ -15,8 +15,8 @@ import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import measurement_identity
-from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.modernbert import ModernBertConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.probing import ProbeSettings
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
 from bertkit.probing.points import list_points

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bertkit.errors import DataError
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.hook_points import FINAL_NORM, layer_points, recordable_points
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.probing.state_store import StateStore

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from bertkit.models.bert import BertConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.resolve import Override

@@ -10,7 +10,7 @@ from tests.recipe.observed_runs import write_texts
 from tests.training.tiny_run import write_model
 
 from bertkit.distillation.text_recipe import DistillTextRecipe
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.layers import ACTIVATIONS
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import stages_of

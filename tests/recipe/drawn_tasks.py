@@ -11,7 +11,7 @@ from tests.tasks.tiny_task import BAD, GOOD, NOUNS, write_model
 
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.models.labels import Labels
+from bertkit.models.files.labels import Labels
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 
@@ -225,7 +225,7 @@ class TaskDraws:
             "embedding_size": [8, 6],
             "classifier_width": [8, 6],
             "initializer_range": [0.25, 0.1],
-            "student.lowercase": [],  # these texts have no capitals: tests/models/test_bilstm.py
+            "student.lowercase": [],  # these texts have no capitals: tests/models/families/test_bilstm.py
             "augmentation": [None, self.augmentation, {**self.augmentation, "ngram": 0.0}],
             "copies": [1, 2],
             "mask": [0.1, 0.5],

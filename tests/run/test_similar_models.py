@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import DataError, StoppedError
-from bertkit.models import model_files
-from bertkit.models.model_files import find_model
+from bertkit.models.files import model_files
+from bertkit.models.files.model_files import find_model
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.similar_models import is_local_name
 

@@ -18,7 +18,7 @@ from bertkit.evaluation.mlm import evaluate_mlm
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import MlmSettings
 from bertkit.models.headed import SCORING_RULE
-from bertkit.models.scoring_rules import reads_causally
+from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.annotated import train_and_test
 from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.data import LabelledSentence, read_labelled

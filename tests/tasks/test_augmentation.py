@@ -16,9 +16,9 @@ from scipy import stats
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, save_model
 from bertkit.tasks.augmentation import (
     AnyAugmentation,
     AugmentationContext,

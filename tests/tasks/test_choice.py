@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bertkit.models.hub import load_model
+from bertkit.models.files.hub import load_model
 from bertkit.tasks.choice import Choice, ChoiceSettings, completed
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import ChoiceExample

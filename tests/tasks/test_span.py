@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from bertkit.errors import UsageError
-from bertkit.models.hub import load_model
+from bertkit.models.files.hub import load_model
 from bertkit.tasks.base import Features, Prediction
 from bertkit.tasks.catalogue import TASKS
 from bertkit.tasks.encoding import SequenceEncoder

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from bertkit.errors import DataError
-from bertkit.models.hub import load_model
-from bertkit.models.labels import Labels
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.labels import Labels
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TaggedExample

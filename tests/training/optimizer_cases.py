@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.training.optimizers import (
     AdafactorConfig,

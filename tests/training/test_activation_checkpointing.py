@@ -13,10 +13,10 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.files import sha256_of
-from bertkit.models.bert import BertConfig
-from bertkit.models.dropout import Dropout
 from bertkit.models.encoder import Encoder, EncoderConfig, initialise
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
+from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.pretraining.arguments import PretrainArguments

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.training.clipping import RowClipping
 from bertkit.training.optimizers import AdamWConfig

@@ -8,21 +8,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
-from bertkit.models.deberta_v2 import DebertaV2Config
-from bertkit.models.distilbert import DistilBertConfig
-from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.eurobert import EuroBertConfig
-from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.gpt_bert import GptBertConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.deberta_v2 import DebertaV2Config
+from bertkit.models.families.distilbert import DistilBertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.eurobert import EuroBertConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.gpt_bert import GptBertConfig
+from bertkit.models.families.mobilebert import MobileBertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.neobert import NeoBertConfig
+from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.models.mobilebert import MobileBertConfig
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.neobert import NeoBertConfig
-from bertkit.models.xlnet import XlnetConfig
 from bertkit.training.cost import count_parameters, step_flops
 
 SIZES = {

@@ -15,16 +15,16 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.kernels.attention import can_attend
 from bertkit.kernels.loading import Kernels, activated, build
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bert import BertConfig
-from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.eurobert import EuroBertConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.eurobert import EuroBertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.neobert import NeoBertConfig
+from bertkit.models.families.nomic_bert import NomicBertConfig
+from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.neobert import NeoBertConfig
-from bertkit.models.nomic_bert import NomicBertConfig
-from bertkit.models.roberta import RobertaConfig
 from bertkit.native import CompilerError
 from bertkit.training.cpu_memory import CACHED_PRIMITIVES, limit_primitive_cache
 from bertkit.training.memory import peak_memory, training_memory

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertkit.models.albert import AlbertConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.mobilebert import MobileBertConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.mobilebert import MobileBertConfig
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.training.optimizers import (
     AdafactorConfig,

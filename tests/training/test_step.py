@@ -12,10 +12,10 @@ import torch
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
-from bertkit.models.bert import BertConfig
-from bertkit.models.dropout import dropout
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
+from bertkit.models.operators.dropout import dropout
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.sentence_relations import NextSentence
 from bertkit.pretraining.loss_terms import ObjectiveTerms

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 

@@ -17,9 +17,9 @@ from bertkit.files import read_json_file
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import sweep_runs
 from bertkit.json_input import MAX_JSON_DEPTH, parse_json
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import load_model, read_config, save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model, read_config, save_model
 from bertkit.recipe.resolve import MAX_CHAIN, Override, resolve_recipe
 from bertkit.recipe.tree import MAX_CHARACTERS, read_tree
 from bertkit.training.optimizers.adam import AdamWConfig

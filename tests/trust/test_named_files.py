@@ -12,10 +12,10 @@ import torch
 from bertkit.errors import DataError
 from bertkit.files import file_within, files_within
 from bertkit.inference.export.export import export_model
-from bertkit.models.model_files import find_weights, read_weights, weights_hash
+from bertkit.models.files.model_files import find_weights, read_weights, weights_hash
 from bertkit.models.sentence import load_sentence_model
 from bertkit.run.checkpoint import checkpoint_errors, save_checkpoint
-from tests.models.test_real_checkpoint import small_sentence_directory
+from tests.models.files.test_real_checkpoint import small_sentence_directory
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from bertkit.errors import CheckError, DataError, StoppedError, UsageError
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.inference.export.export import export_model
-from bertkit.models import model_files
-from bertkit.models.fill_mask import fill_masks
-from bertkit.models.hub import load_model
+from bertkit.models.files import model_files
+from bertkit.models.files.hub import load_model
+from bertkit.models.scoring.fill_mask import fill_masks
 from bertkit.progress import silent_progress
 from bertkit.ranks import RankLostError
 from bertkit.run.checkpoint import LATEST, list_checkpoints, newest_valid_checkpoint, save_checkpoint

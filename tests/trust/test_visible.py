@@ -87,7 +87,7 @@ def test_the_log_of_a_run_is_escaped_too(tmp_path: Path, monkeypatch: pytest.Mon
 def test_fill_prints_tokens_and_text_with_escapes(
     bertkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import bertkit.models.fill_mask as fill_mask
+    import bertkit.models.scoring.fill_mask as fill_mask
     from tests.inference.test_export import small_model
 
     guesses = [{"token": HOSTILE, "text": HOSTILE, "id": 1, "probability": 0.5}]

@@ -18,9 +18,9 @@ from bertkit.bench.material import sentences_of
 from bertkit.bench.settings import BenchSettings
 from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library, plain_update
 from bertkit.finetuning.loss_terms import TaskTerms, task_flops
-from bertkit.models.hub import load_model
-from bertkit.models.labels import Labels
-from bertkit.models.model_files import encoder_directory
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.labels import Labels
+from bertkit.models.files.model_files import encoder_directory
 from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample

@@ -20,11 +20,11 @@ import torch
 from bertkit.bench.settings import SIZES, BenchSettings
 from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library
 from bertkit.generation.causal import Limits, Prompt, decode
-from bertkit.models.bf16 import cast_linears_to_bf16
-from bertkit.models.decoding import next_tokens
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.decoding.causal import next_tokens
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
+from bertkit.models.quantisation.bf16 import cast_linears_to_bf16
 from bertkit.training.cost import FORWARD_SHARE, count_parameters, step_flops
 from bertkit.training.engine import Engine
 from bertkit.training.product_rate import synchronise

@@ -10,9 +10,9 @@ from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 from bertkit.files import cache_directory
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
 from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer

@@ -26,7 +26,7 @@ from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.split import split_documents
 from bertkit.data.stream import SampleSpec, SampleStream, StepBatches
 from bertkit.files import cache_directory
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.sentence_relations import NextSentence

@@ -26,7 +26,7 @@ from bertkit.bench.startup import startup
 from bertkit.bench.tokenize import tokenizing
 from bertkit.bench.workload import Workload, quiet_libraries
 from bertkit.files import cache_directory
-from bertkit.models.model_files import find_model
+from bertkit.models.files.model_files import find_model
 from bertkit.progress import Progress
 from bertkit.text.sources import open_corpus
 from bertkit.training.compiled_kernels import use_kernels

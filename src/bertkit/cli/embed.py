@@ -100,7 +100,7 @@ class Computing(Options):
             UsageError: no such device, or more tokens than the model reads.
         """
         from bertkit.inference.embedder import Embedder
-        from bertkit.models.model_files import find_model
+        from bertkit.models.files.model_files import find_model
         from bertkit.training.engine import resolve_engine
         from bertkit.training.engine_config import EngineConfig
 

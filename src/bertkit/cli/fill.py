@@ -18,9 +18,9 @@ def fill(
     common: Common,
 ) -> None:
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
-    from bertkit.models.fill_mask import fill_masks
-    from bertkit.models.hub import check_vocabulary, find_model, load_model
-    from bertkit.models.model_files import encoder_directory
+    from bertkit.models.files.hub import check_vocabulary, find_model, load_model
+    from bertkit.models.files.model_files import encoder_directory
+    from bertkit.models.scoring.fill_mask import fill_masks
     from bertkit.text.tokenizer_files import load_tokenizer
 
     name = model_or_default(model)

@@ -87,7 +87,7 @@ def generate(
     `bertkit generate --model MASKED-RUN "The [MASK] [MASK] of the year" --method gibbs`
     """
     from bertkit.generation.run import generate as generated
-    from bertkit.models.bf16 import cast_linears_to_bf16
+    from bertkit.models.quantisation.bf16 import cast_linears_to_bf16
     from bertkit.training.config import EngineConfig
     from bertkit.training.engine import resolve_engine
 
@@ -127,8 +127,8 @@ def _can_stream(texts: list[str], settings: GenerationSettings) -> bool:
 
 
 def _loaded(name: str, *, offline: bool) -> tuple[HeadedModel, Tokenizer]:
-    from bertkit.models.hub import check_vocabulary, find_model, load_model
-    from bertkit.models.model_files import encoder_directory
+    from bertkit.models.files.hub import check_vocabulary, find_model, load_model
+    from bertkit.models.files.model_files import encoder_directory
     from bertkit.text.tokenizer_files import load_tokenizer
 
     directory = find_model(name, offline=offline)
@@ -186,8 +186,8 @@ def _add_perplexities(
     from statistics import median
 
     from bertkit.generation.quality import perplexities
-    from bertkit.models.hub import find_model, load_model
-    from bertkit.models.model_files import encoder_directory
+    from bertkit.models.files.hub import find_model, load_model
+    from bertkit.models.files.model_files import encoder_directory
     from bertkit.text.tokenizer_files import load_tokenizer
 
     directory = find_model(name, offline=offline)

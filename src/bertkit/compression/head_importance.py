@@ -29,9 +29,9 @@ from torch import Tensor
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
+from bertkit.models.conversion.pruning import require_equal_heads
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import of_layers, point_shapes
-from bertkit.models.pruning import require_equal_heads
 from bertkit.models.recorder import Recorder
 
 Done = Callable[[int], None]

@@ -3,7 +3,7 @@
 Heads are removed by importance on the training examples, lowest first, after division by the L2 norm over their layer
 (Michel, Levy and Neubig 2019, arXiv:1905.10650, sections 4.1 and 4.2), or as listed in the settings. Weights are zeroed
 by magnitude, the same share of every matrix, along a cubic schedule (Zhu and Gupta 2017, arXiv:1710.01878, equation 1;
-for BERT: Gordon, Duh and Andrews 2020, arXiv:2002.08307). models/pruning.py changes the model.
+for BERT: Gordon, Duh and Andrews 2020, arXiv:2002.08307). models/conversion/pruning.py changes the model.
 
 - Every layer keeps at least one head.
 - A weight that is 0 stays 0, also if it was 0 in the initial model. The zeros are thus the mask, and checkpoints
@@ -33,9 +33,8 @@ from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
-from bertkit.models.headed import HeadedModel
-from bertkit.models.layer_choice import ChoiceName, chosen_layers
-from bertkit.models.pruning import (
+from bertkit.models.conversion.layer_choice import ChoiceName, chosen_layers
+from bertkit.models.conversion.pruning import (
     HeadChoice,
     cubic_sparsity,
     keep_layers,
@@ -47,6 +46,7 @@ from bertkit.models.pruning import (
     sparsity,
     zero_smallest_weights,
 )
+from bertkit.models.headed import HeadedModel
 from bertkit.settings import UnreadKey
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine

@@ -4,7 +4,7 @@ Zafrir, Boudoukh, Izsak and Wasserblat 2019, arXiv:1910.06188. Quantisation is l
 clamped to +-(2^(b-1) - 1), with S = (2^(b-1) - 1) / threshold. A weight's threshold is the largest absolute value of
 its matrix; an activation's is a moving average of the largest of each update (decay 0.9999). Gradients pass through the
 rounding unchanged. Softmax, layer norm and GELU stay in floating point. The result is a directory of int8 weights with
-these thresholds (models/int8.py).
+these thresholds (models/quantisation/int8.py).
 
 - The average moves once per update, by the largest value over its micro-batches, so the way a batch is split changes
   nothing. The first update under quantisation therefore only measures.
@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.int8 import LEVELS, QuantisedEmbedding, StaticQuantisedLinear, fake_quantize, quant_max
-from bertkit.models.matmul import is_plain_linear, linear
-from bertkit.models.quantised import METHOD, QUANTISATION, replace_parts
-from bertkit.models.word_embedding import is_plain_embedding
+from bertkit.models.operators.matmul import is_plain_linear, linear
+from bertkit.models.operators.word_embedding import is_plain_embedding
+from bertkit.models.quantisation.int8 import LEVELS, QuantisedEmbedding, StaticQuantisedLinear, fake_quantize, quant_max
+from bertkit.models.quantisation.quantised import METHOD, QUANTISATION, replace_parts
 from bertkit.training.method import Method, TrainingData
 
 _SMALLEST_ROW = 1e-30

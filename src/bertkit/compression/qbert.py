@@ -5,7 +5,7 @@ value lies within one head. A group has 2^k equally spaced values from its small
 with more bits follow from the Hessian of the loss: power iteration finds the largest eigenvalue of a layer's block on
 each of several parts of the training data, and the layers are ordered by Omega = |mean| + standard deviation over the
 parts; the upper half gets the higher number of bits. Activations and tables have eight bits. Gradients pass through the
-rounding unchanged. The result is a directory of packed weights (models/low_bit.py).
+rounding unchanged. The result is a directory of packed weights (models/quantisation/low_bit.py).
 
 - Pooler and classifier have eight bits, also in groups.
 - A row of a table is a group of its own.
@@ -39,14 +39,14 @@ from bertkit.compression.q8bert import (
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.files import read_json, write_json
-from bertkit.models.attention import SelfAttention
+from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import LAYER_NAME
 from bertkit.models.headed import HeadedModel
-from bertkit.models.int8 import QuantisedEmbedding
-from bertkit.models.low_bit import LowBitLinear, codes_of, row_groups
-from bertkit.models.matmul import is_plain_linear
-from bertkit.models.quantised import QUANTISATION, module_names, replace_parts
-from bertkit.models.word_embedding import is_plain_embedding
+from bertkit.models.operators.matmul import is_plain_linear
+from bertkit.models.operators.word_embedding import is_plain_embedding
+from bertkit.models.quantisation.int8 import QuantisedEmbedding
+from bertkit.models.quantisation.low_bit import LowBitLinear, codes_of, row_groups
+from bertkit.models.quantisation.quantised import QUANTISATION, module_names, replace_parts
 from bertkit.settings import UnreadKey
 from bertkit.training.method import TrainingData
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bertkit.arrays import Float64Array
 from bertkit.data.random import Counter, Draw
 from bertkit.errors import UsageError
-from bertkit.models.bert import BertStack
+from bertkit.models.families.bert import BertStack
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder, Scope

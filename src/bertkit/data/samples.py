@@ -122,8 +122,9 @@ class Samples:
         spans_T: marks of annotated spans, as in `TokenShards.span_marks_between`; None without annotations.
         source_T: each token's position in the corpus, -1 for special tokens; None if no layout made the samples.
         lanes: how sequences continue those of the previous step; None: they do not.
-        ranks_T2: the ranks of `bertkit.models.relative_attention.PermutationOrder`, of keys and of queries; None: all
-            tokens attend to all.
+        ranks_T2: the ranks of `PermutationOrder` (models/attention/relative_attention.py), of keys and of queries;
+        None:
+            all tokens attend to all.
         decoder_start_B: for an encoder-decoder, the position in each sequence at which the decoder's part begins; None:
             there is no decoder.
     """

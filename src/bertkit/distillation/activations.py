@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.models.conversion.pruning import HeadChoice, pruned_heads
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
-from bertkit.models.pruning import HeadChoice, pruned_heads
+from bertkit.models.operators.vocabulary import WordLogits
 from bertkit.models.recorder import Recorder
-from bertkit.models.vocabulary import WordLogits
 
 _SCORES = "blocks.{n}.attn.hook_attn_scores"
 _ANY_VOCABULARY = 7

@@ -28,9 +28,9 @@ from bertkit.errors import UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.models.bilstm import BilstmStudent
+from bertkit.models.families.bilstm import BilstmStudent
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import save_model
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer, word_tokenizer

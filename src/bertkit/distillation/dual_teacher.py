@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
-from bertkit.models.bert import BertStack
+from bertkit.models.families.bert import BertStack
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.operators.vocabulary import VocabularyProjection
 
 TEACHER = "teacher"
 """During training, the student's companion of this name is its teacher."""

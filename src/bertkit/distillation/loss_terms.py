@@ -26,8 +26,8 @@ from bertkit.distillation.terms import LABELS, DistillationTerm, OutputPair, Sha
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.operators.vocabulary import WordLogits
 from bertkit.models.recorder import Recorder
-from bertkit.models.vocabulary import WordLogits
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import states
 from bertkit.objectives.masked_lm import MaskedLM

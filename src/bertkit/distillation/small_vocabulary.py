@@ -32,8 +32,8 @@ from bertkit.distillation.text import log_terms
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.files.hub import read_config, refuse_quantised
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import read_config, refuse_quantised
 from bertkit.objectives.base import Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.recipe import Recipe

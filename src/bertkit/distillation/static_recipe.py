@@ -21,7 +21,7 @@ from bertkit.distillation.static_table import StaticTable
 from bertkit.errors import DataError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import absolute
-from bertkit.models.model_files import encoder_directory, find_model, weights_hash
+from bertkit.models.files.model_files import encoder_directory, find_model, weights_hash
 from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.resolve import Override, load_as, with_overrides
 from bertkit.run.directory import RECIPE, RunDirectory

@@ -16,8 +16,8 @@ import torch
 from bertkit.distillation.static_recipe import StaticArguments
 from bertkit.distillation.static_table import rows_of, write_static
 from bertkit.errors import UsageError
-from bertkit.models.hub import load_model
-from bertkit.models.model_files import encoder_directory, find_model
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.model_files import encoder_directory, find_model
 from bertkit.progress import Progress
 from bertkit.recipe.hashing import name_and_hash
 from bertkit.tasks.encoding import Template

@@ -4,8 +4,8 @@ Sun et al. 2019, PKD, arXiv:1908.09355, section 4.2 (the first layers of the pre
 teacher: run_student_patience.py loads them so); Sanh et al. 2019, DistilBERT,
 arXiv:1910.01108, section 3, and its released extract_distilbert.py (one layer out of two, without segment types and
 pooler); Turc et al. 2019, arXiv:1908.08962 (a small pretrained model). On text the student has its own configuration
-and takes the teacher's parameters of the same name and shape. Siblings: models/pruning.py removes layers from a model,
-bilstm_student.py builds the student that shares nothing with its teacher.
+and takes the teacher's parameters of the same name and shape. Siblings: models/conversion/pruning.py removes layers
+from a model, bilstm_student.py builds the student that shares nothing with its teacher.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.warm_start import head_directory
-from bertkit.models.bert import BertConfig
-from bertkit.models.bilstm import BilstmStudent
-from bertkit.models.distilbert import DistilBertConfig
+from bertkit.models.conversion.layer_choice import chosen_layers
+from bertkit.models.conversion.pruning import keep_layers, prune_like, pruned_heads, saved_heads
 from bertkit.models.encoder import LAYER_NAME, EncoderConfig
+from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.bilstm import BilstmStudent
+from bertkit.models.families.distilbert import DistilBertConfig
+from bertkit.models.files.hub import read_config
+from bertkit.models.files.model_files import CONFIG_FILE, encoder_directory, find_model
 from bertkit.models.headed import POOLER, HeadedModel
-from bertkit.models.hub import read_config
-from bertkit.models.layer_choice import chosen_layers
 from bertkit.models.layers import NORMS
-from bertkit.models.model_files import CONFIG_FILE, encoder_directory, find_model
-from bertkit.models.pruning import keep_layers, prune_like, pruned_heads, saved_heads
-from bertkit.models.quantised import QUANTISATION
+from bertkit.models.quantisation.quantised import QUANTISATION
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def from_teacher_layers(
         seed: for initialising new weights.
 
     Raises:
-        UsageError: see `bertkit.models.pruning.keep_layers`.
+        UsageError: see `bertkit.models.conversion.pruning.keep_layers`.
     """
     student = keep_layers(teacher, layers)
     anew = {

@@ -1,7 +1,7 @@
 """What recipes for distillation on text and on a task share: the teacher, and the kinds of student.
 
 Students made from their teacher's layers follow Sanh et al. 2019, arXiv:1910.01108 (DistilBERT), and Sun et al. 2019,
-arXiv:1908.09355 (PKD); `models/bilstm.py` has the BiLSTM of Tang et al. 2019, arXiv:1903.12136.
+arXiv:1908.09355 (PKD); `models/families/bilstm.py` has the BiLSTM of Tang et al. 2019, arXiv:1903.12136.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from bertkit.models.bilstm import BilstmStudent
-from bertkit.models.layer_choice import ChoiceName
+from bertkit.models.conversion.layer_choice import ChoiceName
+from bertkit.models.families.bilstm import BilstmStudent
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.settings import Settings, UnreadKey
 

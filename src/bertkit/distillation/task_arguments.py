@@ -28,7 +28,7 @@ from bertkit.finetuning.own_data import with_split_hash
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.metrics.statistics import summarise
-from bertkit.models.bilstm import BilstmStudent
+from bertkit.models.families.bilstm import BilstmStudent
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.unread import Part
 from bertkit.run.directory import RunDirectory

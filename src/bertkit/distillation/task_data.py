@@ -30,9 +30,9 @@ from bertkit.finetuning.data import (
     prepare,
     sequence_encoder,
 )
+from bertkit.models.conversion.pruning import HeadChoice
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.hub import read_config
-from bertkit.models.pruning import HeadChoice
+from bertkit.models.files.hub import read_config
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.augmentation import AugmentationContext, augmented_examples
 from bertkit.tasks.base import Scores

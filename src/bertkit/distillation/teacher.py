@@ -26,8 +26,8 @@ from bertkit.distillation.activations import ActivationRecorder, Activations, Ac
 from bertkit.distillation.teacher_cache import CachedItem, TopLogits
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
+from bertkit.models.operators.vocabulary import VocabularyProjection, WordLogits
 from bertkit.models.recorder import Recorder
-from bertkit.models.vocabulary import VocabularyProjection, WordLogits
 from bertkit.training.cost import FORWARD_SHARE, spared_flops, step_flops
 
 WORDS_HEAD = "masked_lm"

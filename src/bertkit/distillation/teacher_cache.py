@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bertkit.arrays import Float32Array
 from bertkit.cache import RecordCache
-from bertkit.models.vocabulary import LOGIT_BYTES, WordLogits
+from bertkit.models.operators.vocabulary import LOGIT_BYTES, WordLogits
 
 _FORMAT = "3"
 """Format version, part of a cache's identity: outputs written by older versions are recomputed."""

@@ -33,9 +33,9 @@ from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
 from bertkit.distillation.terms import ShapePair, add_projections, specs_of
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import DataError, UsageError
+from bertkit.models.conversion.layer_choice import chosen_layers
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.layer_choice import chosen_layers
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.pretraining.initial_model import initial_pruned_heads

@@ -27,9 +27,9 @@ from bertkit.distillation.terms import check_single_teacher, specs_of
 from bertkit.distillation.text import TextDistiller, copied_layers, text_shapes
 from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
 from bertkit.errors import DataError, UsageError
+from bertkit.models.conversion.layer_choice import ChoiceName, chosen_layers
+from bertkit.models.conversion.pruning import with_layers
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.layer_choice import ChoiceName, chosen_layers
-from bertkit.models.pruning import with_layers
 from bertkit.pretraining.arguments import (
     PretrainArguments,
     completed,

@@ -1,8 +1,8 @@
 """BLiMP: does a model assign the grammatical sentence of a minimal pair a higher probability?
 
 Warstadt et al. 2020, arXiv:1912.00582; masked models score by pseudo-log-likelihood, Salazar et al. 2020,
-arXiv:1910.14659. models/pseudo_likelihood.py scores sentences, tasks/minimal_pairs.py reads pairs; this file compares
-and averages scores.
+arXiv:1910.14659. models/scoring/pseudo_likelihood.py scores sentences, tasks/minimal_pairs.py reads pairs; this file
+compares and averages scores.
 
 A tie counts half; otherwise a model that gives all sentences the same score would always be right. The sum of
 log-probabilities favours the sentence with fewer tokens, so the score of constant logits is reported for each paradigm.
@@ -34,8 +34,8 @@ from bertkit.evaluation.run import (
 )
 from bertkit.evaluation.settings import BlimpSettings
 from bertkit.files import sha256_of
-from bertkit.models.pseudo_likelihood import TextScore, score_texts
-from bertkit.models.scoring_rules import choose_rule
+from bertkit.models.scoring.pseudo_likelihood import TextScore, score_texts
+from bertkit.models.scoring.rules import choose_rule
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tables import write_csv

@@ -33,8 +33,8 @@ from bertkit.evaluation.run import (
 from bertkit.evaluation.settings import LmSettings
 from bertkit.generation.text import PromptTokens
 from bertkit.models.headed import SCORING_RULE
-from bertkit.models.scoring_rules import EncoderLeftToRight, LeftToRight, MaskedNextTokenScoring, choose_rule
-from bertkit.models.token_predictors import RightToLeftPredictor, TokenPredictor
+from bertkit.models.scoring.rules import EncoderLeftToRight, LeftToRight, MaskedNextTokenScoring, choose_rule
+from bertkit.models.scoring.token_predictors import RightToLeftPredictor, TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus

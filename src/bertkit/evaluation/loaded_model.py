@@ -16,11 +16,11 @@ import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, sha256_of
+from bertkit.models.conversion.pruning import prune_like
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.files.hub import check_vocabulary, load_model
+from bertkit.models.files.model_files import encoder_directory, find_model, settings_hash, weights_hash
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import check_vocabulary, load_model
-from bertkit.models.model_files import encoder_directory, find_model, settings_hash, weights_hash
-from bertkit.models.pruning import prune_like
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.stages import stages_of
 from bertkit.run.checkpoint import Checkpoint, list_checkpoints, load_checkpoint

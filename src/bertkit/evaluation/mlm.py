@@ -34,9 +34,9 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
-from bertkit.models.pseudo_likelihood import score_ids
-from bertkit.models.scoring_rules import MaskedRule, mask_rule
-from bertkit.models.token_predictors import TokenPredictor
+from bertkit.models.scoring.pseudo_likelihood import score_ids
+from bertkit.models.scoring.rules import MaskedRule, mask_rule
+from bertkit.models.scoring.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus

@@ -24,7 +24,7 @@ from bertkit.finetuning.report import calibration, mistakes, prediction_row, spl
 from bertkit.inference.predict import Predictor
 from bertkit.metrics.modules import load_metric
 from bertkit.metrics.statistics import bootstrap_interval
-from bertkit.models.model_files import config_hash, weights_hash
+from bertkit.models.files.model_files import config_hash, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.run.directory import RunDirectory, RunIdentity

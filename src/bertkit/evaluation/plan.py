@@ -23,7 +23,7 @@ from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.metrics.modules import AdditionalMetric, load_metric
-from bertkit.models.hub import read_config
+from bertkit.models.files.hub import read_config
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import TaskSpec

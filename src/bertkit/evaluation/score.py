@@ -16,7 +16,7 @@ from bertkit.errors import DataError
 from bertkit.evaluation.submission import HEADER
 from bertkit.finetuning.data import build_task
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
-from bertkit.models.bert import BertConfig
+from bertkit.models.families.bert import BertConfig
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.catalogue import TaskSpec, find_task
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample

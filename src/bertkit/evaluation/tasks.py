@@ -39,7 +39,7 @@ from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.job import Job
 from bertkit.metrics import signed_score
-from bertkit.models.model_files import config_hash, encoder_directory, find_model, weights_hash
+from bertkit.models.files.model_files import config_hash, encoder_directory, find_model, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import INNER_RUNS, RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished

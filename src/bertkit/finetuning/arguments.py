@@ -25,7 +25,7 @@ from bertkit.finetuning.recipe import (
     resolved,
 )
 from bertkit.finetuning.trainer import Finetuner
-from bertkit.models.hub import read_config
+from bertkit.models.files.hub import read_config
 from bertkit.run.directory import RECIPE, RunDirectory
 from bertkit.tasks.spec import LONGEST_NAME
 from bertkit.training.plan import PlannedTeacher

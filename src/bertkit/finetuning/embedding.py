@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.models.model_files import MODULES_FILE, encoder_directory
+from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.sentence import PoolingMode, TextReading, is_embedder, read_pooling
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.losses.cosine import CosineLoss

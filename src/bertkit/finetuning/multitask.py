@@ -25,9 +25,9 @@ from pathlib import Path
 
 from bertkit.files import joint_sha256, sha256_of
 from bertkit.finetuning.data import Prepared
+from bertkit.models.files.hub import CONFIG_FILE, WEIGHTS_FILE, save_model, write_config, write_tokenizer
+from bertkit.models.files.model_files import write_safetensors
 from bertkit.models.headed import POOLER, HeadedModel
-from bertkit.models.hub import CONFIG_FILE, WEIGHTS_FILE, save_model, write_config, write_tokenizer
-from bertkit.models.model_files import write_safetensors
 from bertkit.text.tokenizer import Tokenizer
 
 _SHARED, _OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

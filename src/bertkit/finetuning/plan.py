@@ -26,10 +26,10 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.trainer import with_pairs
-from bertkit.models.feature_lstm import FeatureLstm
+from bertkit.models.conversion.pruning import prune_heads
+from bertkit.models.families.feature_lstm import FeatureLstm
+from bertkit.models.files.hub import read_config
 from bertkit.models.headed import COMPANIONS, HeadedModel
-from bertkit.models.hub import read_config
-from bertkit.models.pruning import prune_heads
 from bertkit.recipe.hashing import name_and_hash
 from bertkit.training.compiled_kernels import uses_attention_kernel
 from bertkit.training.cost import CHECKPOINT_BYTES, FORWARD_SHARE, count_parameters, spared_flops, step_flops

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertkit.generation.causal import Finish, Generated, Limits, Prompt
 from bertkit.generation.sampling import check_finite
-from bertkit.models.decoding import NextTokens
+from bertkit.models.decoding.causal import NextTokens
 
 Penalty = Callable[[int], float]
 """From an output's length to the base of the length penalty's power."""

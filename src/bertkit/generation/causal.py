@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertkit.data.random import Draw
 from bertkit.generation.sampling import Sampling, check_finite
-from bertkit.models.decoding import NextTokens
+from bertkit.models.decoding.causal import NextTokens
 
 Finish = Literal["end", "stop", "length"]
 """Why an output ends: its end token, a stop text, or the maximum number of tokens."""

@@ -17,7 +17,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.generation.causal import Generated, Limits, Prompt
 from bertkit.generation.search import search
 from bertkit.generation.settings import GenerationSettings
-from bertkit.models.conditional_decoding import CachedSourceNextTokens
+from bertkit.models.decoding.conditional import CachedSourceNextTokens
 from bertkit.models.encoder_decoder import (
     DECODER_START,
     FORCED_FIRST,

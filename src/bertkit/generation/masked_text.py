@@ -1,7 +1,7 @@
 """Texts with masks, and the model's predictions at the masks.
 
 Devlin et al. 2019, BERT, arXiv:1810.04805, section 3.1. How a model reads a mask is a rule in
-models/scoring_rules.py: GPT-BERT predicts it from the state before it, and XLNet by its query stream. Sibling
+models/scoring/rules.py: GPT-BERT predicts it from the state before it, and XLNet by its query stream. Sibling
 masked.py has the methods that fill masks.
 
 Shapes: M predicted tokens, V vocabulary.
@@ -20,7 +20,7 @@ from bertkit.data.batch import batches_by_length
 from bertkit.errors import DataError
 from bertkit.generation.sampling import check_finite
 from bertkit.models.headed import HeadedModel
-from bertkit.models.scoring_rules import MaskedRule, mask_rule
+from bertkit.models.scoring.rules import MaskedRule, mask_rule
 from bertkit.text.tokenizer import Tokenizer
 
 Place = tuple[int, int]

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import torch
 
 from bertkit.models.headed import HeadedModel
-from bertkit.models.pseudo_likelihood import score_texts
-from bertkit.models.scoring_rules import EncoderLeftToRight, choose_rule
+from bertkit.models.scoring.pseudo_likelihood import score_texts
+from bertkit.models.scoring.rules import EncoderLeftToRight, choose_rule
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
 

@@ -23,9 +23,9 @@ from bertkit.generation.sampling import Sampling
 from bertkit.generation.search import SCOPE, search
 from bertkit.generation.settings import CAUSAL_METHODS, GenerationSettings
 from bertkit.generation.text import PromptTokens
-from bertkit.models.decoding import causal_head, next_tokens
+from bertkit.models.decoding.causal import causal_head, next_tokens
 from bertkit.models.headed import HeadedModel
-from bertkit.models.scoring_rules import MaskedRule
+from bertkit.models.scoring.rules import MaskedRule
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from bertkit.generation.beam import PENALTIES, beam_search
 from bertkit.generation.causal import Generated, Limits, Prompt, decode
 from bertkit.generation.sampling import Sampling
 from bertkit.generation.settings import GenerationSettings
-from bertkit.models.decoding import NextTokens
+from bertkit.models.decoding.causal import NextTokens
 
 SCOPE = "generate"
 """Address of the random draws."""

@@ -13,7 +13,7 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.generation.causal import Limits, Prompt
 from bertkit.models.headed import HeadedModel
-from bertkit.models.scoring_rules import START_TOKENS
+from bertkit.models.scoring.rules import START_TOKENS
 from bertkit.text.tokenizer import Tokenizer
 
 _ENDS = ("<|endoftext|>", "</s>", "<eos>")

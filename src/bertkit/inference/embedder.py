@@ -31,11 +31,11 @@ from bertkit.inference.independent_batches import (
     independent_batch,
     worker_count,
 )
-from bertkit.models.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
-from bertkit.models.hub import check_vocabulary
-from bertkit.models.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
+from bertkit.models.families.static import StaticEncoder
+from bertkit.models.files.hub import check_vocabulary
+from bertkit.models.files.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
+from bertkit.models.quantisation.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
 from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
-from bertkit.models.static import StaticEncoder
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer

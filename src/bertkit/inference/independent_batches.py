@@ -14,7 +14,7 @@ MKL and oneDNN:
   batches at once as torch has threads, which is also slightly faster.
 
 On a processor with tiles (AMX), products in bfloat16 split long sums by their height, so a fixed number of rows is
-multiplied at once there (`models/bf16.py`).
+multiplied at once there (`models/quantisation/bf16.py`).
 
 That rows of a matrix product do not depend on their position is a property of these libraries that tests check; no
 library guarantees it. On CUDA nothing is guaranteed: kernels are chosen by the size of the product.

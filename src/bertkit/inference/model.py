@@ -23,10 +23,10 @@ from bertkit.inference.embedder import Embedder, TextSequence
 from bertkit.inference.independent_predictions import independent_outputs
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
-from bertkit.models.fill_mask import fill_masks
+from bertkit.models.files.hub import check_vocabulary, load_model
+from bertkit.models.files.model_files import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import check_vocabulary, load_model
-from bertkit.models.model_files import encoder_directory, find_model
+from bertkit.models.scoring.fill_mask import fill_masks
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 from bertkit.tasks.catalogue import Kind

@@ -16,7 +16,7 @@ from bertkit.errors import DataError
 from bertkit.jobs.job import Job
 from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
-from bertkit.models.model_files import weights_hash
+from bertkit.models.files.model_files import weights_hash
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import Example
 

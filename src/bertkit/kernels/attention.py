@@ -3,7 +3,7 @@
 Dao 2023, FlashAttention-2, arXiv:2307.08691, does the same on a GPU: probabilities are not kept, and the backward pass
 recomputes them. The kernel is for bfloat16 and uses the instructions that multiply pairs of bfloat16 numbers. oneDNN
 would compile each product of this size again for every new number and length of sequences in a batch. Sibling ops.py
-has the other kernels; models/attention.py has the padded version, with which a test compares this one.
+has the other kernels; models/attention/self_attention.py has the padded version, with which a test compares this one.
 
 Shapes: T packed tokens, N heads, H head width, B sequences.
 """

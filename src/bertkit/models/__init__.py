@@ -1,1 +1,6 @@
-"""Models: shared layers, one file per family, heads, and the Hugging Face file formats."""
+"""Encoders and their heads.
+
+encoder.py is the interface of every family, registry.py their list. families/ has one file each, built from layers.py,
+attention/ and operators/. headed.py puts heads.py on an encoder; files/ reads and writes it in the Hugging Face format.
+conversion/ and quantisation/ change a trained model; scoring/ and decoding/ use one.
+"""

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import derived_seed
+from bertkit.models.files.weights import Names, TensorLayout
 from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
 from bertkit.models.layers import NORMS, Activation
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
 
@@ -66,8 +66,8 @@ class EncoderConfig(Settings, ABC):
     live_fields: ClassVar[frozenset[str]] = frozenset()
     """Settings that may change during training, since no weight's shape depends on them."""
     tiled_parts: ClassVar[Mapping[str, int] | None] = None
-    """For `tiled` (models/tiling.py): linear maps that consist of several matrices stacked by rows, and how many;
-    None if a family's weights cannot be tiled."""
+    """For `tiled` (models/conversion/tiling.py): linear maps that consist of several matrices stacked by rows, and how
+    many; None if a family's weights cannot be tiled."""
     joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {}
     """The Hub's classes with several heads."""
 
@@ -273,8 +273,8 @@ class Encoder(nn.Module, ABC):
     """Whether a class of the Hub reads its weights; models without one are only kept in checkpoints."""
 
     caches_keys: ClassVar[bool] = False
-    """Whether its causal attention supports `bertkit.models.key_value_cache`: queries, keys and values of a token
-    depend only on its state and its position."""
+    """Whether its causal attention supports `bertkit.models.attention.key_value_cache`: queries, keys and values of a
+    token depend only on its state and its position."""
 
     scores_all_tokens: ClassVar[bool] = False
     """For companion models: whether the additional pass without gradients computes distributions for every token of a

@@ -2,7 +2,8 @@
 
 Vaswani et al. 2017, arXiv:1706.03762, section 3. In a batch each sequence is a source followed by its target
 (`PackedBatch.pairs`): the encoder computes the states of the source's tokens, the decoder those of the target's. A
-batch without targets is read by the encoder alone, as in any other family. Families: transformer.py, bart.py, t5.py.
+batch without targets is read by the encoder alone, as in any other family. Families: transformer.py, bart.py and t5.py
+in families/.
 
 Shapes: T packed tokens, S source tokens, U target tokens, D width, F width of the feed-forward layer, V vocabulary.
 """
@@ -18,15 +19,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention import Bias, SelfAttention
-from bertkit.models.cross_attention import CrossAttention, EncodedSource, PackedSource
-from bertkit.models.dropout import Dropout
+from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource, PackedSource
+from bertkit.models.attention.self_attention import Bias, SelfAttention
 from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, TiedVocabularyHead
 from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Names
-from bertkit.models.word_embedding import WordEmbedding
 from bertkit.text.tokenizer import Tokenizer
 
 SEQ2SEQ = "seq2seq_lm"

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.dropout import Dropout
-from bertkit.models.gelu import gelu
 from bertkit.models.layers import ACTIVATIONS, Activation
-from bertkit.models.matmul import Linear
-from bertkit.models.vocabulary import VocabularyHead, VocabularyProjection
+from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.gelu import gelu
+from bertkit.models.operators.matmul import Linear
+from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 
 Reads = Literal["vocabulary", "tokens", "sequences"]
 Summary = Literal["first", "last", "mean"]

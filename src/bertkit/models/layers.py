@@ -19,10 +19,10 @@ from torch.nn import functional
 from bertkit.data.batch import PackedSequences
 from bertkit.kernels import ops
 from bertkit.kernels.loading import active
-from bertkit.models.attention import SelfAttention
-from bertkit.models.dropout import Dropout, drawn
-from bertkit.models.gelu import gelu, gelu_by_tanh
-from bertkit.models.matmul import Linear
+from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.operators.dropout import Dropout, drawn
+from bertkit.models.operators.gelu import gelu, gelu_by_tanh
+from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
 
 Activation = Literal[

@@ -1,6 +1,6 @@
 """A loss as a sum and a count, never a mean: the training step divides once, however the batch is split.
 
-Not from a paper. Returned by objectives, tasks and distillation terms. Sibling vocabulary.py computes the loss of
+Not from a paper. Returned by objectives, tasks and distillation terms. operators/vocabulary.py computes the loss of
 words.
 
 Shapes: M predictions, K classes.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 from torch.nn import functional
 
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.operators.vocabulary import VocabularyProjection
 
 
 @dataclass(frozen=True)

@@ -6,36 +6,36 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from bertkit.models.albert import AlbertConfig
-from bertkit.models.bart import BartConfig
-from bertkit.models.bert import BertConfig, MegatronBertConfig
-from bertkit.models.bert_gpt2 import BertGpt2Config
-from bertkit.models.bigbird import BigBirdConfig
-from bertkit.models.deberta import DebertaConfig
-from bertkit.models.deberta_v2 import DebertaV2Config
-from bertkit.models.distilbert import DistilBertConfig
-from bertkit.models.electra import ElectraConfig
-from bertkit.models.elmo import ElmoConfig
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.ernie import ErnieConfig
-from bertkit.models.eurobert import EuroBertConfig
-from bertkit.models.fast_encoder import FastEncoderConfig
-from bertkit.models.gpt import GptConfig
-from bertkit.models.gpt2 import Gpt2Config
-from bertkit.models.gpt_bert import GptBertConfig
-from bertkit.models.longformer import LongformerConfig
-from bertkit.models.mobilebert import MobileBertConfig
-from bertkit.models.modernbert import ModernBertConfig
-from bertkit.models.mosaicbert import MosaicBertConfig
-from bertkit.models.mpnet import MPNetConfig
-from bertkit.models.neobert import NeoBertConfig
-from bertkit.models.nomic_bert import NomicBertConfig
-from bertkit.models.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
-from bertkit.models.t5 import T5Config
-from bertkit.models.transformer import TransformerSeq2SeqConfig
-from bertkit.models.transformer_xl import TransformerXlConfig
-from bertkit.models.universal_transformer import UniversalTransformerConfig
-from bertkit.models.xlnet import XlnetConfig
+from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bart import BartConfig
+from bertkit.models.families.bert import BertConfig, MegatronBertConfig
+from bertkit.models.families.bert_gpt2 import BertGpt2Config
+from bertkit.models.families.bigbird import BigBirdConfig
+from bertkit.models.families.deberta import DebertaConfig
+from bertkit.models.families.deberta_v2 import DebertaV2Config
+from bertkit.models.families.distilbert import DistilBertConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.elmo import ElmoConfig
+from bertkit.models.families.ernie import ErnieConfig
+from bertkit.models.families.eurobert import EuroBertConfig
+from bertkit.models.families.fast_encoder import FastEncoderConfig
+from bertkit.models.families.gpt import GptConfig
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.gpt_bert import GptBertConfig
+from bertkit.models.families.longformer import LongformerConfig
+from bertkit.models.families.mobilebert import MobileBertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.mosaicbert import MosaicBertConfig
+from bertkit.models.families.mpnet import MPNetConfig
+from bertkit.models.families.neobert import NeoBertConfig
+from bertkit.models.families.nomic_bert import NomicBertConfig
+from bertkit.models.families.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
+from bertkit.models.families.t5 import T5Config
+from bertkit.models.families.transformer import TransformerSeq2SeqConfig
+from bertkit.models.families.transformer_xl import TransformerXlConfig
+from bertkit.models.families.universal_transformer import UniversalTransformerConfig
+from bertkit.models.families.xlnet import XlnetConfig
 
 AnyEncoderConfig = Annotated[
     AlbertConfig

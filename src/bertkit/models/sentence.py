@@ -24,11 +24,11 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.files import file_within, read_json, read_json_file
+from bertkit.models.families.static import load_static
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
 from bertkit.models.headed import HeadedModel, summarise
-from bertkit.models.hub import load_model
-from bertkit.models.matmul import Linear
-from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
-from bertkit.models.static import load_static
+from bertkit.models.operators.matmul import Linear
 
 SETTINGS_FILE = "sentence_bert_config.json"
 VERSION_FILE = "config_sentence_transformers.json"

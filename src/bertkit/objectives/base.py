@@ -111,7 +111,7 @@ class Objective(Settings, ABC):
 
     @property
     def scoring_rule(self) -> str | None:
-        """The rule of `bertkit.models.scoring_rules` for scoring text with a model that it trains; None: that of
+        """The rule of `bertkit.models.scoring.rules` for scoring text with a model that it trains; None: that of
         another objective."""
         return None
 

@@ -22,11 +22,11 @@ from bertkit.data.layouts import ContinuousText
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
-from bertkit.models.adaptive_softmax import AdaptiveProjection
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.sampled_softmax import sampled_cross_entropy
+from bertkit.models.operators.adaptive_softmax import AdaptiveProjection
+from bertkit.models.operators.sampled_softmax import sampled_cross_entropy
 from bertkit.objectives.base import TokenPrediction
 
 

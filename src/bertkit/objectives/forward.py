@@ -191,7 +191,7 @@ def set_trained(model: HeadedModel, objectives: Sequence[Objective]) -> None:
 
 
 def scoring_rule(objectives: Sequence[Objective]) -> str | None:
-    """The rule of `bertkit.models.scoring_rules` that fits the head as trained by these objectives.
+    """The rule of `bertkit.models.scoring.rules` that fits the head as trained by these objectives.
 
     It is that of the highest rank. None if the heads determine it: those of a masked LM and of a causal family.
     """

@@ -8,7 +8,7 @@ the tokens becomes noise drawn from q. The log-odds that a token is noise are th
     E_t + log q(x_t) + log(r / (1 - r)),
 
 and the loss is the binary cross-entropy of all tokens. After training, -E_t estimates log p(x_t | the others) without a
-softmax, and one pass scores a text: rule `energy` of models/scoring_rules.py. Sibling of replaced_token.py, where the
+softmax, and one pass scores a text: rule `energy` of models/scoring/rules.py. Sibling of replaced_token.py, where the
 log-odds are the head's output.
 
 Quirks honoured: q is that of the unchanged text, at the token that the model reads; neither q nor the drawing gets a
@@ -35,10 +35,10 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
-from bertkit.models.electra import ElectraConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.families.electra import ElectraConfig
+from bertkit.models.families.two_tower import TwoTower
 from bertkit.models.headed import HeadedModel, share_embeddings
-from bertkit.models.two_tower import TwoTower
 from bertkit.objectives.base import CompanionObjective, Objective, TokenDetection
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.replaced_token import drawn_ids

@@ -2,8 +2,8 @@
 
 Yang et al. 2019, XLNet, arXiv:1906.08237, sections 2.2, 2.3 (partial prediction) and 3.1; spans and orders as in
 `_sample_mask` and `_local_perm` of the released data_utils.py. One token in K is predicted, those last in the order;
-the others are visible to all. No token is replaced by a mask: the query stream of models/xlnet.py does not read the
-token that it predicts. Sibling of masked_lm.py, whose targets are not visible to one another.
+the others are visible to all. No token is replaced by a mask: the query stream of models/families/xlnet.py does not
+read the token that it predicts. Sibling of masked_lm.py, whose targets are not visible to one another.
 
 Shapes: T packed tokens, S tokens of a part, M predicted tokens.
 """

@@ -20,9 +20,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.families.universal_transformer import UniversalTransformer, UniversalTransformerConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.universal_transformer import UniversalTransformer, UniversalTransformerConfig
 from bertkit.objectives.base import Objective, States
 
 

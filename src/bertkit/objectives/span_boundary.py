@@ -29,7 +29,7 @@ from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import SPAN_POSITIONS, SpanBoundaryHead
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.vocabulary import VocabularyProjection
+from bertkit.models.operators.vocabulary import VocabularyProjection
 from bertkit.objectives.base import Objective, States, Target
 from bertkit.objectives.masked_lm import MaskedLM
 

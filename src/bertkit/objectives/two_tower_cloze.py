@@ -3,7 +3,7 @@
 Clark et al. 2020, Electric, arXiv:2012.08561, section 2.3; as `_get_cloze_outputs` of google-research/electra. It
 trains the companion of noise_contrastive.py, from whose distribution the noise is drawn. Sibling of masked_lm.py, which
 masks the tokens that it predicts; here nothing is masked, since no state that predicts a token has read it
-(models/two_tower.py).
+(models/families/two_tower.py).
 
 Shapes: T packed tokens, M tokens that are not special.
 """

@@ -20,11 +20,11 @@ from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.files import sha256_of
-from bertkit.models.bert_gpt2 import BertGpt2Config
-from bertkit.models.conversion import check_same_weights, converted_config
+from bertkit.models.conversion.convert import check_same_weights, converted_config
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.hub import find_model, read_config, refuse_quantised
-from bertkit.models.model_files import weights_hash
+from bertkit.models.families.bert_gpt2 import BertGpt2Config
+from bertkit.models.files.hub import find_model, read_config, refuse_quantised
+from bertkit.models.files.model_files import weights_hash
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.pretraining.growth import check_growth
 from bertkit.pretraining.initial_model import decoder_config

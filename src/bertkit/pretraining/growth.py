@@ -1,6 +1,7 @@
 """Checks that a model can grow as the stages of a recipe have it, before any text is read.
 
-Gong et al. 2019, ICML, section 4 (models/conversion.py has the rule). Sibling rates.py checks learning rates likewise.
+Gong et al. 2019, ICML, section 4 (models/conversion/convert.py has the rule). Sibling rates.py checks learning rates
+likewise.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from bertkit.errors import UsageError
-from bertkit.models.conversion import grown
+from bertkit.models.conversion.convert import grown
 from bertkit.objectives.base import CompanionObjective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.stages import Stage

@@ -1,7 +1,8 @@
 """The model a pretraining run starts from, if not random: converted, with a new vocabulary, or combined from two.
 
-Not from a paper. The conversions are described in models/conversion.py, models/tiling.py and models/bert_gpt2.py.
-Sibling arguments.py gives the recipe the initial model's sizes; trainer.py trains the result.
+Not from a paper. The conversions are described in models/conversion/convert.py, models/conversion/tiling.py and
+models/families/bert_gpt2.py. Sibling arguments.py gives the recipe the initial model's sizes; trainer.py trains the
+result.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bertkit.errors import UsageError
-from bertkit.models.bert_gpt2 import start_decoder
-from bertkit.models.conversion import converted, with_vocabulary
+from bertkit.models.conversion.convert import converted, with_vocabulary
+from bertkit.models.conversion.pruning import HeadChoice, saved_heads
+from bertkit.models.conversion.tiling import tiled
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.gpt2 import Gpt2Config
+from bertkit.models.families.bert_gpt2 import start_decoder
+from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.files.hub import check_vocabulary, find_model, load_companions, load_model, read_config
+from bertkit.models.files.model_files import CONFIG_FILE
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import check_vocabulary, find_model, load_companions, load_model, read_config
-from bertkit.models.model_files import CONFIG_FILE
-from bertkit.models.pruning import HeadChoice, saved_heads
-from bertkit.models.tiling import tiled
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import add_companions, heads_of
 from bertkit.text.tokenizer import Tokenizer

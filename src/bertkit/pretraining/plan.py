@@ -16,9 +16,9 @@ import torch
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards, is_shards
 from bertkit.data.stored_shards import shards_directory
+from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.models.pruning import prune_heads
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
 from bertkit.pretraining.arguments import shortened

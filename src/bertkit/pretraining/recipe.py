@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from bertkit.data.config import DataConfig
-from bertkit.models.bert_gpt2 import BertGpt2Config
+from bertkit.models.families.bert_gpt2 import BertGpt2Config
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
 from bertkit.objectives.registry import OBJECTIVES

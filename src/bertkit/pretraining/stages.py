@@ -1,9 +1,9 @@
 """The stages of a run: the same recipe with some settings changed for a share of the steps.
 
 The example is Devlin et al. 2019, BERT, appendix A.2: 90% of the steps at 128 tokens, the rest at 512. A stage can
-change the data, the objectives, the batch, the number of layers (see models/conversion.py), rotary positions, the
-learning rates of parameters and the schedule, which then counts the stage's own steps. Each stage is validated like a
-recipe of its own before the first step.
+change the data, the objectives, the batch, the number of layers (see models/conversion/convert.py), rotary positions,
+the learning rates of parameters and the schedule, which then counts the stage's own steps. Each stage is validated like
+a recipe of its own before the first step.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError, UsageError
-from bertkit.models.conversion import grown
+from bertkit.models.conversion.convert import grown
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.fill_mask import fill_masks, masked_ids
+from bertkit.models.files.hub import save_model
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.hub import save_model
-from bertkit.models.scoring_rules import SingleMaskRule
+from bertkit.models.scoring.fill_mask import fill_masks, masked_ids
+from bertkit.models.scoring.rules import SingleMaskRule
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import (
     masked_lm_of,

@@ -30,7 +30,7 @@ from torch import nn
 
 from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
-from bertkit.models.vocabulary import VocabularyHead
+from bertkit.models.operators.vocabulary import VocabularyHead
 from bertkit.training.optimizers import OptimizerConfig
 from bertkit.training.optimizers.muon import hidden_matrices
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from bertkit.files import read_json
-from bertkit.models.model_files import CONFIG_FILE, MODULES_FILE
+from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE
 from bertkit.recipe.tree import read_tree
 from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECIPE, RESULTS

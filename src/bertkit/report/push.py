@@ -13,7 +13,7 @@ from pathlib import Path
 from bertkit.errors import CheckError, DataError, UsageError, first_line
 from bertkit.files import sha256_of
 from bertkit.hub import hub_errors, is_offline
-from bertkit.models.model_files import encoder_directory, find_model, find_weights
+from bertkit.models.files.model_files import encoder_directory, find_model, find_weights
 from bertkit.report.card import model_card
 from bertkit.report.gather import ReportedRun
 from bertkit.run.directory import RECORD, RunDirectory

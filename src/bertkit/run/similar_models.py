@@ -1,6 +1,6 @@
 """Hints for a model that was not found: whether its name is a path, and runs and models on disk with similar names.
 
-models/model_files.py finds models.
+models/files/model_files.py finds models.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import files_of
 from bertkit.metrics import LOWER_IS_BETTER
-from bertkit.models.scoring_rules import SCORING_RULES, MaskedNextTokenScoring, QueryStream
+from bertkit.models.scoring.rules import SCORING_RULES, MaskedNextTokenScoring, QueryStream
 from bertkit.objectives.base import CompanionObjective
 from bertkit.objectives.forward import scoring_rule
 from bertkit.pretraining.recipe import Recipe

@@ -2,7 +2,7 @@
 
 Not from a paper; the purpose is that of Beltagy et al. 2019, SciBERT, arXiv:1903.10676, section 2 (a vocabulary that
 fits the domain), without giving up the old vocabulary. Every old token keeps its id, so a model keeps all its rows;
-models/conversion.py initialises the new ones. Sibling vocabulary.py trains a whole vocabulary.
+models/conversion/convert.py initialises the new ones. Sibling vocabulary.py trains a whole vocabulary.
 """
 
 from __future__ import annotations

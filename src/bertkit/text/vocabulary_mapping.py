@@ -1,8 +1,8 @@
 """The tokens of one vocabulary in terms of another: common tokens, and how the other tokenizer splits the rest.
 
-For models that get a new vocabulary (models/conversion.py); not from a paper. A token is the same in both vocabularies
-if its text and its word mark mean the same: `ing` continues a word in byte-level BPE and begins one in WordPiece.
-Special tokens correspond by role, whatever their names.
+For models that get a new vocabulary (models/conversion/convert.py); not from a paper. A token is the same in both
+vocabularies if its text and its word mark mean the same: `ing` continues a word in byte-level BPE and begins one in
+WordPiece. Special tokens correspond by role, whatever their names.
 """
 
 from __future__ import annotations

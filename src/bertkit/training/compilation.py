@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from bertkit.errors import UsageError
-from bertkit.models.eager import disable_compile
+from bertkit.models.attention.varlen import detect_kernels
+from bertkit.models.families.rotary_encoder import PostNormRotaryLayer, PreNormRotaryLayer
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import PostNormLayer, PreNormLayer
+from bertkit.models.operators.eager import disable_compile
+from bertkit.models.operators.vocabulary import graphed_cross_entropy, use_graph
 from bertkit.models.recorder import Scope
-from bertkit.models.rotary_encoder import PostNormRotaryLayer, PreNormRotaryLayer
-from bertkit.models.varlen import detect_kernels
-from bertkit.models.vocabulary import graphed_cross_entropy, use_graph
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 Not from a paper. Compiled kernels round where the operators round and draw the same random numbers, but sum in another
 order. In bf16, where products round far more, they are the default; in single precision, where they gain little, they
 are used if the recipe requests them. On a GPU attention has Triton kernels (kernels/gpu_attention.py). Products in
-single precision use oneDNN if MKL leaves half of the processor unused (models/matmul.py). Sibling cpu_memory.py
-limits what oneDNN compiles.
+single precision use oneDNN if MKL leaves half of the processor unused (models/operators/matmul.py). Sibling
+cpu_memory.py limits what oneDNN compiles.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from bertkit.errors import UsageError
 from bertkit.kernels.gpu_attention import triton_attention_enabled
 from bertkit.kernels.loading import Kernels, activated, build
-from bertkit.models.matmul import use_torch_matmul
+from bertkit.models.operators.matmul import use_torch_matmul
 from bertkit.native import COMPILERS, CompilerError
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import Engine

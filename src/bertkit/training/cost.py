@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.attention import SelfAttention
-from bertkit.models.cross_attention import CrossAttention
+from bertkit.models.attention.cross_attention import CrossAttention
+from bertkit.models.attention.relative_attention import DistanceAttention
+from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import Encoder
 from bertkit.models.encoder_decoder import EncoderDecoder
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
-from bertkit.models.int8 import QuantisedModule
-from bertkit.models.relative_attention import DistanceAttention
+from bertkit.models.quantisation.int8 import QuantisedModule
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read_rows, readers
 

@@ -6,7 +6,7 @@ its time. A step needs the same memory as the one before it, so the peak is unch
 
 oneDNN compiles a product, in bfloat16 and on some processors in float32, for its exact shape. Batches of whole
 sequences differ in their number of tokens. If compiled kernels are used, rows are padded so that few shapes remain
-(models/row_blocks.py); otherwise most shapes never occur again.
+(models/operators/row_blocks.py); otherwise most shapes never occur again.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from bertkit.kernels.attention import HEAD_STEP
-from bertkit.models.attention import SelfAttention
-from bertkit.models.dropout import Dropout
+from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.headed import HeadedModel
-from bertkit.models.vocabulary import logit_bytes_on
+from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.vocabulary import logit_bytes_on
 from bertkit.training.cost import attentions_of, count_weights
 from bertkit.training.cpu_memory import CACHED_PRIMITIVES
 from bertkit.training.engine import Engine

@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.cache import cache_file
 from bertkit.errors import DataError
 from bertkit.files import cache_directory, read_json, write_json
-from bertkit.models.matmul import float32_library, linear
+from bertkit.models.operators.matmul import float32_library, linear
 from bertkit.run.environment import device_name
 
 Clock = Callable[[], float]
@@ -47,7 +47,7 @@ class ProductKind:
         threads: of torch's operators; 0 on a GPU.
         dtype: of both matrices.
         torch_version: which determines the libraries for products.
-        library: the one that multiplies: see `models/matmul.py`.
+        library: the one that multiplies: see `models/operators/matmul.py`.
     """
 
     processor: str

@@ -20,7 +20,7 @@ from bertkit.evaluation.babylm.tasks import TASKS, find_tasks
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.pseudo_likelihood import score_texts
+from bertkit.models.scoring.pseudo_likelihood import score_texts
 from tests.evaluation.babylm.babylm_files import write_evaluation_data, write_ewok, write_jsonl
 from tests.probing.tiny_models import constant_model, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer
 

@@ -9,7 +9,7 @@ import pytest
 
 from bertkit.evaluation.babylm.checkpoints import OFFICIAL_MARKS, kept_models
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.pseudo_likelihood import score_texts
+from bertkit.models.scoring.pseudo_likelihood import score_texts
 from bertkit.pretraining.words import milestone_name, words_of_milestone
 from tests.evaluation.babylm.babylm_files import write_evaluation_data
 from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer

@@ -12,8 +12,8 @@ import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.loss_terms import TASK, TaskTerms
+from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import load_model
 from bertkit.models.sentence import SentenceModel
 from bertkit.tasks.base import Features
 from bertkit.tasks.embedding.losses.angle import AngleLoss

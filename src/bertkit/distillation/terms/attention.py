@@ -19,7 +19,7 @@ from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.losses import cells_of, pattern_divergence, score_squared_error
 from bertkit.distillation.terms.base import DistillationTerm, OutputPair, ShapePair
 from bertkit.errors import UsageError
-from bertkit.models.layer_choice import MapName, Pairs
+from bertkit.models.conversion.layer_choice import MapName, Pairs
 from bertkit.models.loss_sum import LossSum
 
 

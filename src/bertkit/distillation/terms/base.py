@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import Activations, ActivationSpec, ModelShape
 from bertkit.errors import UsageError
+from bertkit.models.conversion.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
-from bertkit.models.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.matmul import Linear
+from bertkit.models.operators.matmul import Linear
 from bertkit.settings import Settings, UnreadKey
 
 LinearProjections = nn.ModuleDict

@@ -20,7 +20,7 @@ from bertkit.distillation.activations import ActivationSpec
 from bertkit.distillation.losses import hard_targets, logit_squared_error, soft_targets
 from bertkit.distillation.terms.base import DistillationTerm, OutputPair, ShapePair, summed
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.vocabulary import VocabularyProjection, WordLogits
+from bertkit.models.operators.vocabulary import VocabularyProjection, WordLogits
 
 
 class LogitTerm(DistillationTerm):

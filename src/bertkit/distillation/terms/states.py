@@ -31,7 +31,7 @@ from bertkit.distillation.losses import (
 )
 from bertkit.distillation.terms.base import DistillationTerm, OutputPair, ShapePair
 from bertkit.errors import UsageError
-from bertkit.models.layer_choice import MapName, Pairs
+from bertkit.models.conversion.layer_choice import MapName, Pairs
 from bertkit.models.loss_sum import LossSum
 
 _Layers = MapName | tuple[tuple[int, int], ...]

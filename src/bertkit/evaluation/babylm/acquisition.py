@@ -38,8 +38,8 @@ from bertkit.evaluation.run import (
 )
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import read_json, sha256_of
-from bertkit.models.pseudo_likelihood import score_texts
-from bertkit.models.scoring_rules import choose_rule
+from bertkit.models.scoring.pseudo_likelihood import score_texts
+from bertkit.models.scoring.rules import choose_rule
 from bertkit.progress import Progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tasks.readers.common import field, list_in, numbered_lines, text_in

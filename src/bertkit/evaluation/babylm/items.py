@@ -20,7 +20,7 @@ from bertkit.data.random import Draw
 from bertkit.evaluation.blimp import NEAR_TIE
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.metrics.statistics import DEVIATIONS_OF_95
-from bertkit.models.pseudo_likelihood import score_texts
+from bertkit.models.scoring.pseudo_likelihood import score_texts
 from bertkit.progress import Progress
 from bertkit.training.engine import Engine
 

@@ -26,8 +26,8 @@ import numpy as np
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.errors import DataError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.scoring_rules import SCORING_RULES, LeftToRight, MaskedRule, ScoringRule, check_distribution
-from bertkit.models.token_predictors import TokenPredictor
+from bertkit.models.scoring.rules import SCORING_RULES, LeftToRight, MaskedRule, ScoringRule, check_distribution
+from bertkit.models.scoring.token_predictors import TokenPredictor
 from bertkit.progress import Progress
 from bertkit.tasks.readers.common import numbered_lines
 from bertkit.text.tokenizer import Tokenizer

@@ -2,7 +2,7 @@
 
 The challenge: Charpentier et al. 2025, arXiv:2502.10645. Scores are counted as in the official pipeline
 (github.com/babylm-org/babylm-eval, strict/), and also with ties made harmless; all in single precision.
-models/scoring_rules.py scores texts. To add another way of scoring, such as that of a masked diffusion model, add a
+models/scoring/rules.py scores texts. To add another way of scoring, such as that of a masked diffusion model, add a
 rule there, and its official name to submission.BACKENDS.
 """
 
@@ -53,7 +53,7 @@ from bertkit.files import sha256_of
 from bertkit.metrics.regression import spearman_value
 from bertkit.metrics.statistics import bootstrap_interval
 from bertkit.models.headed import SCORING_RULE
-from bertkit.models.scoring_rules import ScoringRule, choose_rule
+from bertkit.models.scoring.rules import ScoringRule, choose_rule
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.tables import write_csv

@@ -22,7 +22,7 @@ from bertkit.evaluation.embeddings.settings import VectorSettings
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.files import sha256_of
 from bertkit.inference.embedder import Embedder
-from bertkit.models.model_files import find_model
+from bertkit.models.files.model_files import find_model
 from bertkit.text.word_split import word_places
 from bertkit.text.word_vectors import WordVectors, read_word_vectors
 

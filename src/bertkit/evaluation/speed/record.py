@@ -13,7 +13,7 @@ from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.model_files import find_model
+from bertkit.models.files.model_files import find_model
 from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.run.find import find_run

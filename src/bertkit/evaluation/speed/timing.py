@@ -22,7 +22,7 @@ from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.stopwatch import CLOCKS, Timing, time_in_rounds
-from bertkit.models.bilstm import BilstmConfig
+from bertkit.models.families.bilstm import BilstmConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress
 from bertkit.text.tokenizer import Tokenizer

@@ -1,7 +1,7 @@
 """Ranges of a model's activations on a text, for int8 maps whose inputs have a fixed range.
 
 Not from a paper: each line of the text is read by the encoder as one sequence until there are enough tokens. The
-minimum and maximum of every channel of every linear map's input are kept (models/calibrated.py).
+minimum and maximum of every channel of every linear map's input are kept (models/quantisation/calibrated.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.export.agreement import LONGEST_PROBE, packed, real_rows
-from bertkit.models.calibrated import InputRange
 from bertkit.models.headed import HeadedModel
+from bertkit.models.quantisation.calibrated import InputRange
 from bertkit.text.lines import read_lines
 from bertkit.text.tokenizer import Tokenizer
 

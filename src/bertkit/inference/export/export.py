@@ -2,8 +2,8 @@
 
 Not from a paper (contract: `bertkit export`). The export is written, read back and compared with the source on the
 same texts (agreement.py); only then is the directory given its name. Formats: a Hugging Face directory; the same with
-int8 weights (models/quantised.py), for bertkit only; or an ONNX graph (onnx_graph.py) with float or int8 weights, next
-to config.json and tokenizer.
+int8 weights (models/quantisation/quantised.py), for bertkit only; or an ONNX graph (onnx_graph.py) with float or int8
+weights, next to config.json and tokenizer.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from bertkit.inference.export.agreement import (
     probe_batches,
 )
 from bertkit.inference.export.calibration import input_ranges
+from bertkit.models.conversion.pruning import dense
+from bertkit.models.files.hub import check_vocabulary, load_model, save_model, write_config, write_tokenizer
+from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model, weight_files
+from bertkit.models.files.weights import WeightReport
 from bertkit.models.headed import HeadedModel
-from bertkit.models.hub import check_vocabulary, load_model, save_model, write_config, write_tokenizer
-from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model, weight_files
-from bertkit.models.pruning import dense
-from bertkit.models.quantised import is_quantised, quantise
+from bertkit.models.quantisation.quantised import is_quantised, quantise
 from bertkit.models.sentence import VERSION_FILE, is_embedder, load_sentence_model, read_modules, settings_file
-from bertkit.models.weights import WeightReport
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
 

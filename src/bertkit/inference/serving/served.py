@@ -18,8 +18,8 @@ from bertkit.inference.documents import Item
 from bertkit.inference.embedder import TextSequence
 from bertkit.inference.model import Model
 from bertkit.inference.predict import head_kind
-from bertkit.models.hub import read_config
-from bertkit.models.model_files import MODULES_FILE, encoder_directory
+from bertkit.models.files.hub import read_config
+from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.sentence import is_embedder, read_modules
 from bertkit.tasks.choice import completed
 from bertkit.tasks.examples import ChoiceExample, QuestionExample, SentenceExample, TaggedExample, TextExample

@@ -25,10 +25,10 @@ from torch import Tensor
 from bertkit.arrays import BoolArray, Float64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
+from bertkit.models.conversion.pruning import HeadNumbers
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import of_layers, point_shapes
-from bertkit.models.pruning import HeadNumbers
-from bertkit.models.scoring_rules import reads_causally
+from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.probing.states import recorded
 from bertkit.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ import numpy as np
 
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.evaluation.plots import MARKERS, layer_ticks, legend_below, new_figure, plain
-from bertkit.models.pruning import HeadNumbers
+from bertkit.models.conversion.pruning import HeadNumbers
 from bertkit.probing.attention.head_distances import plane, within_and_between
 from bertkit.probing.attention.head_patterns import PATTERNS
 from bertkit.probing.attention.head_syntax import DIRECTIONS, FARTHEST, RelationScore

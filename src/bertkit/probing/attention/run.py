@@ -17,8 +17,8 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import write_text
+from bertkit.models.conversion.pruning import head_numbers, require_equal_heads
 from bertkit.models.headed import HeadedModel
-from bertkit.models.pruning import head_numbers, require_equal_heads
 from bertkit.probing.annotated import drawn, hashes_of
 from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.head_distances import HeadDistances

@@ -16,7 +16,7 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
-from bertkit.models.pruning import HeadNumbers
+from bertkit.models.conversion.pruning import HeadNumbers
 from bertkit.probing.attention.measure import numbers_from_1
 
 _STEPS = 255

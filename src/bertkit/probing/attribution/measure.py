@@ -31,7 +31,7 @@ from bertkit.errors import DataError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of
 from bertkit.models.recorder import Recorder
-from bertkit.models.scoring_rules import reads_causally
+from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.sentences import EncodedSentence, packed
 

@@ -6,7 +6,7 @@ reads the context, [MASK] and [SEP]; a causal head reads the context. The text a
 
 Variants. Words in the paper have one token. Words of several tokens are scored here by the sum of their tokens'
 log-probabilities, with the later tokens masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of
-models/scoring_rules.py; a model that needs another rule is scored by that one, with only the token itself masked). For
+models/scoring/rules.py; a model that needs another rule is scored by that one, with only the token itself masked). For
 one token this is the paper's probability. Words of several tokens can be compared,
 but are never among the k most probable tokens and are left out of accuracy. A tie with n others counts 1/(n+1): a half
 with one.
@@ -27,8 +27,8 @@ from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
 from bertkit.metrics.statistics import DEVIATIONS_OF_95
 from bertkit.models.headed import HeadedModel
-from bertkit.models.scoring_rules import EncodedTexts, MaskedRule, ScoringRule, SingleMaskRule, WithinWordLeftToRight
-from bertkit.models.token_predictors import TokenPredictor
+from bertkit.models.scoring.rules import EncodedTexts, MaskedRule, ScoringRule, SingleMaskRule, WithinWordLeftToRight
+from bertkit.models.scoring.token_predictors import TokenPredictor
 from bertkit.probing.behaviour.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.blimp import blimp_results, drawn_pairs, score_paradigms
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
-from bertkit.models.scoring_rules import ScoringRule, check_distribution, choose_rule
+from bertkit.models.scoring.rules import ScoringRule, check_distribution, choose_rule
 from bertkit.probing.behaviour import BehaviourSettings
 from bertkit.probing.behaviour.diagnostics import Diagnostic, diagnostic_files, read_diagnostic
 from bertkit.probing.behaviour.measure import DiagnosticScores, blank_rule, score_blanks, score_diagnostic

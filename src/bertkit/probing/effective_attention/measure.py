@@ -26,12 +26,12 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
+from bertkit.models.conversion.pruning import require_equal_heads
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of, point_shapes
-from bertkit.models.pruning import require_equal_heads
-from bertkit.models.quantised import with_float_maps
+from bertkit.models.quantisation.quantised import with_float_maps
 from bertkit.models.recorder import Recorder
-from bertkit.models.scoring_rules import reads_causally
+from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.sentences import EncodedSentence, packed
 from bertkit.probing.states import recorded

@@ -18,7 +18,7 @@ import torch
 from bertkit.arrays import Float64Array
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain
-from bertkit.models.pruning import head_numbers
+from bertkit.models.conversion.pruning import head_numbers
 from bertkit.probing.attention.measure import SpecialTokens, head_names
 from bertkit.probing.effective_attention.measure import LayerAttention, correlations
 from bertkit.probing.report import Finding, Table, table_of

@@ -29,7 +29,7 @@ from bertkit.errors import DataError
 from bertkit.metrics import LOWER_IS_BETTER
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.scoring_rules import MaskedRule, ScoringRule
+from bertkit.models.scoring.rules import MaskedRule, ScoringRule
 from bertkit.models.sentence import SentenceModel, pool
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.tasks.base import Task

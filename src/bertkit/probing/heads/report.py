@@ -17,7 +17,7 @@ import numpy as np
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.evaluation.plots import heat_map, lines, new_figure, plain
 from bertkit.metrics.regression import spearman_value
-from bertkit.models.pruning import HeadNumbers
+from bertkit.models.conversion.pruning import HeadNumbers
 from bertkit.probing.attention.measure import head_names, numbers_from_1
 from bertkit.probing.report import Finding, Table
 

@@ -35,9 +35,9 @@ from bertkit.finetuning.data import fewer, load_examples, watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
-from bertkit.models.model_files import MODULES_FILE, encoder_directory, find_model
-from bertkit.models.pruning import head_numbers
-from bertkit.models.scoring_rules import QueryStream, check_distribution, choose_rule
+from bertkit.models.conversion.pruning import head_numbers
+from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model
+from bertkit.models.scoring.rules import QueryStream, check_distribution, choose_rule
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probing.heads import HeadsSettings
 from bertkit.probing.heads.measure import HalfRetrieval, TaskScore, WordLoss

@@ -32,9 +32,9 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
+from bertkit.models.files.hub import load_model
+from bertkit.models.files.model_files import encoder_directory, find_model, weights_hash
 from bertkit.models.headed import SCORING_RULE, HeadedModel
-from bertkit.models.hub import load_model
-from bertkit.models.model_files import encoder_directory, find_model, weights_hash
 from bertkit.settings import UnreadKey
 from bertkit.tasks.augmentation.base import Augmentation, AugmentationContext, Augmenter, Variant, address, content_hash
 from bertkit.tasks.augmentation.function_words import FUNCTION_WORDS

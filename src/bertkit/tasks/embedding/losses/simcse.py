@@ -17,7 +17,7 @@ from torch import nn
 
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.matmul import Linear
+from bertkit.models.operators.matmul import Linear
 from bertkit.tasks.embedding.losses.base import TextVectors
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.matmul import Linear
+from bertkit.models.operators.matmul import Linear
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, pair
 
 Part = Literal["u", "v", "|u-v|", "u*v"]

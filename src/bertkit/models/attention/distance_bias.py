@@ -1,0 +1,78 @@
+"""A learnt bias on attention scores for each bucket of relative distances, shared by all layers of a stack.
+
+Raffel et al. 2020, T5, arXiv:1910.10683, section 2.1; buckets as in mesh-tensorflow. Half of the buckets of
+a direction cover one distance each, the rest grow logarithmically, and the last one covers all farther distances.
+
+Shapes: S longest sequence of a block, N heads, R rows being generated, K keys of a row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.data.batch import AttentionBlock
+from bertkit.models.attention.key_value_cache import CachedBias
+
+
+def distance_buckets(distance: Tensor, *, buckets: int, furthest: int, both_sides: bool) -> Tensor:
+    """The bucket of each distance, int64 in [0, buckets).
+
+    Args:
+        distance: position of the key minus that of the query, in tokens.
+        buckets: number of buckets.
+        furthest: distances from here on share the last bucket of their direction.
+        both_sides: whether keys after the query have half of the buckets; if not, they count as distance 0.
+    """
+    after: int | Tensor = 0
+    if both_sides:
+        buckets //= 2
+        after = (distance > 0).long() * buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)
+    exact = buckets // 2
+    # Single precision and this order of operations determine on which side of a boundary a distance falls.
+    share = torch.log(distance.clamp(min=1).float() / exact) / math.log(furthest / exact)
+    coarse = (exact + (share * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return torch.where(distance < exact, distance, coarse) + after
+
+
+class BucketBias(CachedBias):
+    """The bias of one forward pass, computed once per length for all layers.
+
+    Args:
+        table: (buckets or more, N).
+        buckets, furthest, both_sides: as in `distance_buckets`.
+    """
+
+    def __init__(self, table: nn.Embedding, *, buckets: int, furthest: int, both_sides: bool) -> None:
+        self._table = table
+        self._buckets, self._furthest, self._both_sides = buckets, furthest, both_sides
+        self._of_length: dict[str, Tensor] = {}
+        self._of_next: Tensor | None = None
+
+    def __call__(self, query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
+        """(1, N, S, S)."""
+        length = str(block.length)  # an exported graph's symbol cannot be a key
+        if length not in self._of_length:
+            position_S = torch.arange(block.length, device=query_bNSH.device)
+            values_SSN = self._values(position_S[None, :] - position_S[:, None])
+            self._of_length[length] = values_SSN.permute(2, 0, 1)[None]
+        return self._of_length[length].to(query_bNSH.dtype)
+
+    def of_next(self, position_R: Tensor, keys: int) -> Tensor:
+        if self._of_next is None:
+            place_K = torch.arange(keys, device=position_R.device)
+            values_RKN = self._values(place_K[None, :] - position_R[:, None])
+            self._of_next = values_RKN.permute(0, 2, 1)[:, :, None]
+        return self._of_next
+
+    def _values(self, distance: Tensor) -> Tensor:
+        buckets = distance_buckets(
+            distance, buckets=self._buckets, furthest=self._furthest, both_sides=self._both_sides
+        )
+        values: Tensor = self._table(buckets)
+        return values

@@ -1,0 +1,259 @@
+"""Windowed attention in time and memory linear in the length.
+
+Beltagy et al. 2020, Longformer, arXiv:2004.05150, section 3.1: the sliding window and global tokens. Queries are
+processed in chunks as long as one side of the window, each with the keys of its own chunk and its two neighbours.
+Sequences no longer than a window are processed whole, and so is everything that is recorded.
+
+Shapes: T packed tokens, N heads, H head width; b sequences of one block, S its longest, C chunks of w queries, K keys
+of a chunk, G global tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bertkit.data.batch import AttentionBlock, PackedSequences
+from bertkit.models.attention.key_value_cache import through_cache
+from bertkit.models.attention.self_attention import (
+    attend_explicitly,
+    from_blocks,
+    fused_attention,
+    in_blocks,
+    scaled_scores,
+    to_blocks,
+)
+from bertkit.models.attention.varlen import attend_packed
+from bertkit.models.operators.eager import eager, exclude_from_compile
+from bertkit.models.recorder import Scope
+
+
+@dataclass(frozen=True)
+class BlockGlobals:
+    """The global tokens of a block's sequences.
+
+    Attributes:
+        is_global_bS: whether each column is a global token.
+        column_bG: the columns of global tokens, then arbitrary ones.
+        real_bG: where `column_bG` is the column of a global token.
+    """
+
+    is_global_bS: Tensor
+    column_bG: Tensor
+    real_bG: Tensor
+
+    def pick(self, rows_bNSH: Tensor) -> Tensor:
+        """The rows of the global tokens, (b, N, G, H)."""
+        index = self.column_bG[:, None, :, None].expand(-1, rows_bNSH.shape[1], -1, rows_bNSH.shape[-1])
+        return rows_bNSH.gather(2, index)
+
+    def put(self, rows_bNSH: Tensor, global_bNGH: Tensor) -> Tensor:
+        """The block with the rows of the global tokens replaced, (b, N, S, H)."""
+        sequence, slot = self.real_bG.nonzero(as_tuple=True)
+        place = (sequence, self.column_bG[sequence, slot])
+        values = global_bNGH.transpose(1, 2)[sequence, slot].to(rows_bNSH.dtype)
+        return rows_bNSH.transpose(1, 2).index_put(place, values).transpose(1, 2)
+
+
+class GlobalTokens:
+    """The global tokens of a batch, block by block.
+
+    Args:
+        is_global_T: bool.
+        sequences: sequences of the batch, whose blocks are indexed once.
+    """
+
+    def __init__(self, is_global_T: Tensor, sequences: PackedSequences) -> None:
+        self._is_global_T = is_global_T
+        self._sequences = sequences
+        self._found = self._find(sequences)
+
+    def by_block(self, sequences: PackedSequences) -> list[BlockGlobals]:
+        """The global tokens of each block, in order."""
+        return self._found if sequences is self._sequences else self._find(sequences)
+
+    def _find(self, sequences: PackedSequences) -> list[BlockGlobals]:
+        flags = to_blocks(self._is_global_T.float()[:, None, None], sequences)
+        pairs = zip(flags, sequences.blocks, strict=True)
+        return [_globals_of(flag[:, 0, :, 0] > 0, block) for flag, block in pairs]
+
+
+def _globals_of(is_global_bS: Tensor, block: AttentionBlock) -> BlockGlobals:
+    if block.mask_b11S is not None:
+        is_global_bS = is_global_bS & block.mask_b11S[:, 0, 0]
+    counts_b = is_global_bS.sum(dim=1)
+    most = int(counts_b.max())
+    column_bG = is_global_bS.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+    real_bG = torch.arange(most, device=counts_b.device) < counts_b[:, None]
+    return BlockGlobals(is_global_bS, column_bG, real_bG)
+
+
+def keys_in_window(length: float, each_side: int) -> float:
+    """Number of keys scored for a query: three chunks as long as one side, or all keys of a short sequence."""
+    return length if length <= 2 * each_side else 3.0 * each_side
+
+
+def recorded(scope: Scope) -> bool:
+    """Whether scores or probabilities are recorded."""
+    return scope.needs("hook_attn_scores") or scope.needs("hook_pattern") or scope.needs("hook_global_pattern")
+
+
+def sliding_window_attention(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    each_side: int,
+    dropout_rate: float,
+    scope: Scope,
+    tokens: GlobalTokens | None = None,
+) -> Tensor:
+    """Every token attends to tokens at most `each_side` away and to global ones; returns (T, N, H).
+
+    Args:
+        each_side: number of tokens on either side.
+        dropout_rate: dropout on the attention probabilities; 0 outside training.
+        scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`.
+        tokens: global tokens, visible to all.
+    """
+    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, each_side=each_side)
+    if cached_TNH is not None:
+        return cached_TNH
+    packed_TNH = attend_packed(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        obstacle=_needs_scores(scope, tokens),
+        each_side=each_side,
+        dropout_rate=dropout_rate,
+    )
+    if packed_TNH is not None:
+        return packed_TNH
+    return eager(_attend_near_in_rectangles)(
+        query_TNH,
+        key_TNH,
+        value_TNH,
+        sequences,
+        each_side=each_side,
+        dropout_rate=dropout_rate,
+        scope=scope,
+        tokens=tokens,
+    )
+
+
+@exclude_from_compile
+def _attend_near_in_rectangles(
+    query_TNH: Tensor,
+    key_TNH: Tensor,
+    value_TNH: Tensor,
+    sequences: PackedSequences,
+    *,
+    each_side: int,
+    dropout_rate: float,
+    scope: Scope,
+    tokens: GlobalTokens | None,
+) -> Tensor:
+    """`sliding_window_attention` if neither a cache nor the kernel for packed sequences computes it."""
+    if recorded(scope):
+        sequences = sequences.as_one_block()
+    marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)
+    mixed = []
+    blocks = in_blocks(query_TNH, key_TNH, value_TNH, sequences)
+    for (query, key, value, block), found in zip(blocks, marks, strict=True):
+        if recorded(scope) or torch.compiler.is_exporting() or block.length <= 2 * each_side:
+            mask = _whole_mask(block, found, each_side, query.device)
+            mixed.append(_mix(query, key, value, mask, block, dropout_rate, scope))
+        else:
+            mixed.append(_in_chunks(query, key, value, block, found, each_side, dropout_rate))
+    return from_blocks(mixed, sequences)
+
+
+def _needs_scores(scope: Scope, tokens: GlobalTokens | None) -> str | None:
+    """Why a window needs the scores or probabilities of its pairs of tokens; None if it does not."""
+    if tokens is not None:
+        return "some tokens attend to all others"
+    return "scores or probabilities are recorded" if recorded(scope) else None
+
+
+def _mix(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, block: AttentionBlock, rate: float, scope: Scope
+) -> Tensor:
+    if not recorded(scope) and rate == 0:
+        return fused_attention(query, key, value, mask)
+    return attend_explicitly(scaled_scores(query, key), value, mask, block, rate, scope)
+
+
+def _real(block: AttentionBlock, device: torch.device) -> Tensor:
+    """Where a block has tokens, (b, S)."""
+    if block.mask_b11S is None:
+        return torch.ones(block.sequences, block.length, dtype=torch.bool, device=device)
+    return block.mask_b11S[:, 0, 0]
+
+
+def _whole_mask(block: AttentionBlock, marks: BlockGlobals | None, each_side: int, device: torch.device) -> Tensor:
+    """Which keys each query attends to, (b, 1, S, S); padding attends to itself, because a softmax needs a key."""
+    position_S = torch.arange(block.length, device=device)
+    seen_bSS = ((position_S[:, None] - position_S).abs() <= each_side)[None]
+    if block.causal_b is not None:
+        seen_bSS = seen_bSS & ((position_S <= position_S[:, None]) | ~block.causal_b[:, None, None])
+    if marks is not None:
+        seen_bSS = seen_bSS | marks.is_global_bS[:, None]
+    real_bS = _real(block, device)
+    itself_SS = torch.eye(block.length, dtype=torch.bool, device=device)
+    return ((seen_bSS & real_bS[:, None]) | (itself_SS & ~real_bS[:, None]))[:, None]
+
+
+def _in_chunks(
+    query_bNSH: Tensor,
+    key_bNSH: Tensor,
+    value_bNSH: Tensor,
+    block: AttentionBlock,
+    marks: BlockGlobals | None,
+    side: int,
+    rate: float,
+) -> Tensor:
+    """Chunk c of queries attends to the keys of chunks c - 1 to c + 1 and to the global keys, which are appended."""
+    length, chunks = block.length, -(-block.length // side)
+    missing = chunks * side - length
+
+    def keys_of_chunks(rows_bNSH: Tensor) -> Tensor:
+        padded = functional.pad(rows_bNSH, (0, 0, side, side + missing))
+        near = padded.unfold(2, 3 * side, side).transpose(-1, -2)
+        if marks is not None:
+            all_see = marks.pick(rows_bNSH)[:, :, None].expand(-1, -1, chunks, -1, -1)
+            near = torch.cat([near, all_see], dim=3)
+        return near.transpose(1, 2).flatten(0, 1)
+
+    padded_bNSH = functional.pad(query_bNSH, (0, 0, 0, missing))
+    heads, width = query_bNSH.shape[1], query_bNSH.shape[3]
+    query = padded_bNSH.reshape(-1, heads, chunks, side, width).transpose(1, 2).flatten(0, 1)
+    key, value = keys_of_chunks(key_bNSH), keys_of_chunks(value_bNSH)
+    mask = _chunk_mask(block, marks, side, query.device)
+    whole = AttentionBlock(query.shape[0], side, None)
+    mixed = _mix(query, key, value, mask, whole, rate, Scope(None, ""))
+    joined = mixed.view(-1, chunks, heads, side, width).transpose(1, 2).flatten(2, 3)
+    return joined[:, :, :length]
+
+
+def _chunk_mask(block: AttentionBlock, marks: BlockGlobals | None, side: int, device: torch.device) -> Tensor:
+    """(b * C, 1, w, K). Global keys are visible in the appended part, and therefore hidden among the nearby ones."""
+    chunks = -(-block.length // side)
+    missing = chunks * side - block.length
+    real_bS = _real(block, device)
+    near_bS = real_bS if marks is None else real_bS & ~marks.is_global_bS
+    near_bCK = functional.pad(near_bS, (side, side + missing)).unfold(1, 3 * side, side)
+    query_w1, key_K = torch.arange(side, device=device)[:, None], torch.arange(3 * side, device=device) - side
+    seen_bCwK = ((query_w1 - key_K).abs() <= side) & near_bCK[:, :, None]
+    if block.causal_b is not None:
+        seen_bCwK = seen_bCwK & ((key_K <= query_w1) | ~block.causal_b[:, None, None, None])
+    real_bCw = functional.pad(real_bS, (0, missing)).view(-1, chunks, side)
+    seen_bCwK = seen_bCwK | ((query_w1 == key_K) & ~real_bCw[..., None])
+    if marks is not None:
+        all_see = marks.real_bG[:, None, None].expand(-1, chunks, side, -1)
+        seen_bCwK = torch.cat([seen_bCwK, all_see], dim=-1)
+    return seen_bCwK.flatten(0, 1)[:, None]

@@ -1,0 +1,1 @@
+"""A trained model changed: another family or vocabulary, more or fewer layers, fewer heads or weights."""

@@ -1,0 +1,1 @@
+"""Logits of the next token, for generation token by token."""

@@ -1,0 +1,331 @@
+"""BERT, and its pre-norm variant.
+
+Devlin et al. 2019, arXiv:1810.04805, section 3; details as in the released modeling.py. Megatron's BERT (Shoeybi et al.
+2019, arXiv:1909.08053, section 5.3) is the same model with a norm before each sub-layer and one after the last layer,
+but none on the embeddings.
+
+Quirk: the released code uses the tanh approximation of GELU (`gelu_new`), the Hub's BERT checkpoints specify the exact
+form, `gelu`. The default follows the released code; a loaded checkpoint keeps the value in its config.json.
+
+Shapes: T packed tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder, Initializer, TransformerConfig
+from bertkit.models.files.weights import Names
+from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
+from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
+from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.matmul import Linear
+from bertkit.models.operators.word_embedding import WordEmbedding
+from bertkit.models.recorder import Recorder, Scope
+
+_LAYER = "encoder.layer.{n}."
+EMBEDDING_NAMES = {
+    "embeddings.word": "embeddings.word_embeddings",
+    "embeddings.position": "embeddings.position_embeddings",
+    "embeddings.token_type": "embeddings.token_type_embeddings",
+}
+LAYER_NAMES = {
+    "layers.{n}.attention.query": _LAYER + "attention.self.query",
+    "layers.{n}.attention.key": _LAYER + "attention.self.key",
+    "layers.{n}.attention.value": _LAYER + "attention.self.value",
+    "layers.{n}.attention.output": _LAYER + "attention.output.dense",
+    "layers.{n}.feed_forward.inner": _LAYER + "intermediate.dense",
+    "layers.{n}.feed_forward.outer": _LAYER + "output.dense",
+}
+POST_NORM_NAMES = {
+    **EMBEDDING_NAMES,
+    "embeddings.norm": "embeddings.LayerNorm",
+    **LAYER_NAMES,
+    "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
+    "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
+}
+"""BERT's names, which most related families kept."""
+
+
+class BertConfig(BertLikeConfig):
+    """BERT with the norm after each residual sum; also SpanBERT, StructBERT, mBERT and most domain BERTs."""
+
+    family: Literal["bert"] = "bert"
+    hidden_act: Activation = Field(
+        "gelu_new", description="Activation of the feed-forward layers and the masked-LM head."
+    )
+    classifier_dropout: ClassifierDropout = None
+
+    initializer: Initializer = "family"
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
+    tiled_parts: ClassVar[Mapping[str, int] | None] = {}
+    model_type: ClassVar[str] = "bert"
+    hub_prefix: ClassVar[str] = "bert"
+    base_architecture: ClassVar[str] = "BertModel"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset({"masked_lm", "next_sentence"}): "BertForPreTraining"
+    }
+    pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu"}
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> Bert:
+        return Bert(self, vocab_size)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        return bert_heads(self, "Bert")
+
+
+class MegatronBertConfig(BertLikeConfig):
+    """BERT with the norm before each sub-layer; loads as `MegatronBertModel`."""
+
+    family: Literal["megatron-bert"] = "megatron-bert"
+    initializer: Initializer = "family"
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
+    model_type: ClassVar[str] = "megatron-bert"
+    hub_prefix: ClassVar[str] = "bert"
+    base_architecture: ClassVar[str] = "MegatronBertModel"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
+        frozenset({"masked_lm", "next_sentence"}): "MegatronBertForPreTraining"
+    }
+    pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    }
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> MegatronBert:
+        return MegatronBert(self, vocab_size)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        return bert_heads(self, "MegatronBert")
+
+
+def bert_heads(config: BertLikeConfig, classes: str) -> dict[str, HeadPlan]:
+    """The heads of BERT and of the families that kept them.
+
+    Args:
+        config: the family's configuration.
+        classes: prefix of the Hub's class names.
+    """
+    dropout = config.task_dropout
+    return {
+        "masked_lm": masked_lm_plan(
+            f"{classes}ForMaskedLM",
+            {
+                "": "cls.predictions",
+                "dense": "cls.predictions.transform.dense",
+                "norm": "cls.predictions.transform.LayerNorm",
+            },
+            activation=config.hidden_act,
+            norm_eps=config.layer_norm_eps,
+            decoder="cls.predictions.decoder",
+        ),
+        "next_sentence": HeadPlan(
+            f"{classes}ForNextSentencePrediction",
+            lambda shape: Linear(shape.width, 2),
+            {"": "cls.seq_relationship"},
+            pooled=True,
+        ),
+        "sequence_classification": classifier_plan(
+            f"{classes}ForSequenceClassification", dropout_rate=dropout, pooled=True
+        ),
+        "token_classification": classifier_plan(f"{classes}ForTokenClassification", dropout_rate=dropout),
+        "span": classifier_plan(f"{classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
+        "multiple_choice": classifier_plan(f"{classes}ForMultipleChoice", dropout_rate=dropout, outputs=1, pooled=True),
+    }
+
+
+def segment_types(batch: PackedBatch, table: nn.Embedding) -> Tensor:
+    """Each token's row in a table of segment types, (T,); if the table has one row, all tokens use it."""
+    return batch.token_types_T if table.num_embeddings > 1 else torch.zeros_like(batch.token_types_T)
+
+
+class WordEmbeddings(nn.Module):
+    """The sum of word and position embeddings, as wide as the hidden states unless another width is given."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, *, width: int | None = None) -> None:
+        super().__init__()
+        self.width = config.hidden_size if width is None else width
+        self.word = WordEmbedding(vocab_size, self.width)
+        self.position = nn.Embedding(config.max_position_embeddings, self.width)
+
+    def positions_T(self, batch: PackedBatch) -> Tensor:
+        """Rows of the position table."""
+        return batch.positions_T
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, E). Points, each (T, E): `hook_embed`, `hook_pos_embed`."""
+        word_TE = scope.tap("hook_embed", self.word(batch.ids_T))
+        position_TE = scope.tap("hook_pos_embed", self.position(self.positions_T(batch)))
+        return word_TE + position_TE
+
+
+class NormedWordEmbeddings(WordEmbeddings):
+    """Word and position embeddings, normalised."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, *, norm_eps: float) -> None:
+        super().__init__(config, vocab_size)
+        self.norm = nn.LayerNorm(self.width, eps=norm_eps)
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        normed_TD: Tensor = self.norm(super().forward(batch, scope))
+        return normed_TD
+
+
+class Embeddings(WordEmbeddings):
+    """The sum of word, position and segment-type embeddings."""
+
+    def __init__(self, config: BertLikeConfig, vocab_size: int, *, width: int | None = None) -> None:
+        super().__init__(config, vocab_size, width=width)
+        self.token_type = nn.Embedding(config.type_vocab_size, self.width)
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Points, each (T, D): `hook_embed`, `hook_pos_embed`, `hook_token_type_embed`."""
+        word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
+        position_TD = scope.tap("hook_pos_embed", self.position(self.positions_T(batch)))
+        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
+        return word_TD + token_type_TD + position_TD
+
+
+class NormedEmbeddings(Embeddings):
+    """BERT's embeddings: the sum, normalised."""
+
+    def __init__(self, config: BertLikeConfig, vocab_size: int, *, width: int | None = None) -> None:
+        super().__init__(config, vocab_size, width=width)
+        self.norm = nn.LayerNorm(self.width, eps=config.layer_norm_eps)
+
+    def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        normed_TD: Tensor = self.norm(super().forward(batch, scope))
+        return normed_TD
+
+
+class BertStack(Encoder):
+    """Embeddings, dropout and layers; the subclass builds the layers."""
+
+    embeddings: WordEmbeddings
+    layers: nn.ModuleList
+
+    def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """The input of the first layer, (T, D)."""
+        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
+        return hidden_TD
+
+    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
+        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
+        scope = Scope(recorder, "")
+        return self.finish(self._through(len(self.layers), batch, scope), scope)
+
+    def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
+        """As in `Encoder`; the last layer computes keys and values of all tokens, everything else only for these."""
+        last = self.summary_token_layer
+        # A recorded layer, and a recorded norm after it, compute all tokens.
+        ends = (f"blocks.{len(self.layers) - 1}.", "ln_final.")
+        seen = recorder is not None and any(map(recorder.needs_within, ends))
+        if last is None or seen or batch.sequences.causal_B is not None:
+            return super().forward_summary_token(batch, token_B, recorder)
+        scope = Scope(recorder, "")
+        hidden_TD = self._through(len(self.layers) - 1, batch, scope)
+        return self.finish(last.forward_summary_token(hidden_TD, batch.sequences, token_B), scope)
+
+    @property
+    def summary_token_layer(self) -> PostNormLayer | PreNormLayer | None:
+        # An attention that overrides `mix` computes all tokens.
+        return self._last if self._last is not None and type(self._last.attention) is SelfAttention else None
+
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        last = self._last
+        if last is None:
+            return super().forward_tokens(batch, index_M)
+        scope = Scope(None, "")
+        states_MD: Tensor = last(self._through(len(self.layers) - 1, batch, scope), batch.sequences, scope, index_M)
+        return self.finish(states_MD, scope)
+
+    def selected_token_modules(self) -> Iterable[nn.Module]:
+        return () if self._last is None else (self._last.attention.output, self._last.feed_forward)
+
+    @property
+    def _last(self) -> PostNormLayer | PreNormLayer | None:
+        """The last layer, in which only attention mixes tokens."""
+        last = self.layers[-1] if len(self.layers) else None
+        return last if isinstance(last, PostNormLayer | PreNormLayer) else None
+
+    def _through(self, layers: int, batch: PackedBatch, scope: Scope) -> Tensor:
+        """The states after this many layers, (T, D)."""
+        hidden_TD = self.embed(batch, scope)
+        for number, layer in enumerate(self.layers[:layers]):
+            hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."))
+        return hidden_TD
+
+
+def bert_layer(
+    kind: Callable[..., nn.Module], attention: SelfAttention, config: TransformerConfig, *, norm_eps: float
+) -> nn.Module:
+    """A layer with this attention and BERT's feed-forward layer."""
+    return kind(
+        attention,
+        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
+        width=config.hidden_size,
+        norm_eps=norm_eps,
+        dropout_rate=config.hidden_dropout_prob,
+    )
+
+
+def bert_layers(
+    kind: Callable[..., nn.Module],
+    config: TransformerConfig,
+    *,
+    norm_eps: float,
+    attention: Callable[..., SelfAttention] = SelfAttention,
+) -> nn.ModuleList:
+    """All layers of a family whose layers are built like BERT's, up to the kinds of layer and attention."""
+    width, heads, rate = config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob
+    return nn.ModuleList(
+        bert_layer(kind, attention(width, heads, dropout_rate=rate), config, norm_eps=norm_eps)
+        for _ in range(config.num_hidden_layers)
+    )
+
+
+class Bert(BertStack):
+    """BERT's encoder."""
+
+    caches_keys: ClassVar[bool] = True
+    hub_names: ClassVar[Names] = POST_NORM_NAMES
+
+    def __init__(self, config: BertLikeConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.embeddings = NormedEmbeddings(config, vocab_size)
+        self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
+
+
+class MegatronBert(BertStack):
+    """BERT's encoder with a norm before each sub-layer and one at the end."""
+
+    caches_keys: ClassVar[bool] = True
+    hub_names: ClassVar[Names] = {
+        **EMBEDDING_NAMES,
+        **LAYER_NAMES,
+        "layers.{n}.attention_norm": _LAYER + "attention.ln",
+        "layers.{n}.feed_forward_norm": _LAYER + "ln",
+        "norm": "encoder.ln",
+    }
+
+    def __init__(self, config: MegatronBertConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size)
+        self.embeddings = Embeddings(config, vocab_size)
+        self.layers = bert_layers(PreNormLayer, config, norm_eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)

@@ -1,0 +1,178 @@
+"""RoBERTa and models with its architecture: XLM-R, CamemBERT, DistilRoBERTa.
+
+Liu et al. 2019, arXiv:1907.11692, section 3.1 and table 9; details as in fairseq and the Hub's class. The layers are
+BERT's; positions are counted from the padding id plus one, there is one segment type, the language-model head's GELU
+is always exact, and a classifier has its own dense layer in place of the pooler. Conneau et al. 2020,
+arXiv:1911.02116 (XLM-R).
+
+Shapes: T packed tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bertkit.data.batch import PackedBatch
+from bertkit.models.attention.key_value_cache import CachedSequences
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder
+from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
+from bertkit.models.files.weights import Names
+from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
+from bertkit.models.layers import PostNormLayer
+
+
+class RobertaLikeConfig(BertLikeConfig):
+    """Settings shared by RoBERTa and its multilingual and French versions; defaults are those of RoBERTa base."""
+
+    max_position_embeddings: int = Field(
+        514, ge=3, description="Rows of the position table: the maximum sequence length plus the padding id plus one."
+    )
+    type_vocab_size: int = Field(1, ge=1, description="Number of segment types; if there is one, all tokens have it.")
+    layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
+    initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
+    classifier_dropout: ClassifierDropout = None
+
+    classes: ClassVar[str]
+    """Prefix of the names of the Hub's classes."""
+
+    hub_prefix: ClassVar[str] = "roberta"
+    truncates_weights: ClassVar[bool] = False  # as in fairseq
+    pooler_hub_name: ClassVar[str | None] = "roberta.pooler.dense"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+    }
+    default_pad_id: ClassVar[int] = 1
+
+    @cached_property
+    def padding_id(self) -> int:
+        """The padding id, after which positions are counted: that of the config.json from which the settings were read.
+        It is no setting: a recipe's model has that of its tokenizer."""
+        return self.default_pad_id
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_position_embeddings - self.padding_id - 1
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        config = super().from_hub(contents)
+        if (pad_id := contents.get("pad_token_id")) is not None:
+            config.__dict__["padding_id"] = pad_id  # as cached_property keeps it: no part of comparisons and dumps
+        return config
+
+    def build(self, vocab_size: int, *, pad_id: int = 1) -> Encoder:
+        return Roberta(self, vocab_size, pad_id=pad_id)
+
+    def heads(self) -> dict[str, HeadPlan]:
+        dropout = self.task_dropout
+        return {
+            "masked_lm": masked_lm_plan(
+                f"{self.classes}ForMaskedLM",
+                {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+                activation="gelu",
+                norm_eps=self.layer_norm_eps,
+                decoder="lm_head.decoder",
+            ),
+            "sequence_classification": dense_classifier_plan(
+                f"{self.classes}ForSequenceClassification",
+                activation="tanh",
+                dropout_rate=dropout,
+                input_dropout_rate=dropout,
+            ),
+            "token_classification": classifier_plan(f"{self.classes}ForTokenClassification", dropout_rate=dropout),
+            "span": classifier_plan(
+                f"{self.classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2
+            ),
+            "multiple_choice": classifier_plan(
+                f"{self.classes}ForMultipleChoice", dropout_rate=self.hidden_dropout_prob, outputs=1, pooled=True
+            ),
+        }
+
+
+class RobertaConfig(RobertaLikeConfig):
+    """RoBERTa; DistilRoBERTa is this model with six layers."""
+
+    family: Literal["roberta"] = "roberta"
+
+    model_type: ClassVar[str] = "roberta"
+    classes: ClassVar[str] = "Roberta"
+    base_architecture: ClassVar[str] = "RobertaModel"
+
+
+class XLMRobertaConfig(RobertaLikeConfig):
+    """XLM-R: RoBERTa for a hundred languages, with 250,002 tokens."""
+
+    family: Literal["xlm-roberta"] = "xlm-roberta"
+
+    model_type: ClassVar[str] = "xlm-roberta"
+    classes: ClassVar[str] = "XLMRoberta"
+    base_architecture: ClassVar[str] = "XLMRobertaModel"
+
+
+class CamembertConfig(RobertaLikeConfig):
+    """CamemBERT: RoBERTa for French."""
+
+    family: Literal["camembert"] = "camembert"
+
+    model_type: ClassVar[str] = "camembert"
+    classes: ClassVar[str] = "Camembert"
+    base_architecture: ClassVar[str] = "CamembertModel"
+
+
+class RobertaEmbeddings(NormedEmbeddings):
+    """Word, position and segment-type embeddings, normalised; positions are counted from the padding id."""
+
+    def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, vocab_size)
+        self.pad_id = pad_id
+
+    def positions_T(self, batch: PackedBatch) -> Tensor:
+        return positions_behind_padding(batch, self.pad_id)
+
+
+def positions_behind_padding(batch: PackedBatch, pad_id: int) -> Tensor:
+    """Rows of the position table, (T,): each sequence's tokens counted from the padding id plus one.
+
+    A padding token inside a sequence is not counted and has the padding's row, as in fairseq's make_positions.
+    """
+    if isinstance(batch.sequences, CachedSequences) and not batch.sequences.is_prompt:
+        return batch.positions_T + pad_id + 1
+    real_T = (batch.ids_T != pad_id).long()
+    counted_T = real_T.cumsum(0)
+    first_T = torch.arange(batch.num_tokens, device=batch.ids_T.device) - batch.positions_T
+    before_T = counted_T[first_T] - real_T[first_T]
+    return (counted_T - before_T) * real_T + pad_id
+
+
+class Roberta(BertStack):
+    """RoBERTa's encoder."""
+
+    embeddings: RobertaEmbeddings
+    caches_keys: ClassVar[bool] = True
+    hub_names: ClassVar[Names] = POST_NORM_NAMES
+
+    def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, vocab_size)
+        self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
+        self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.embeddings.position.num_embeddings - self.embeddings.pad_id - 1
+
+    def to_hub(self) -> dict[str, Any]:
+        return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
+
+    @torch.no_grad()
+    def finish_initialisation(self) -> None:
+        """Set the padding's rows to zero, as in fairseq."""
+        for table in (self.embeddings.word, self.embeddings.position):
+            table.weight[self.embeddings.pad_id].zero_()

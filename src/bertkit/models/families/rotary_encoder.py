@@ -1,0 +1,174 @@
+"""What encoders with rotary positions have in common: attention, layers, and the pass through them.
+
+Su et al. 2021, RoFormer, arXiv:2104.09864, section 3.2.2 (attention/rotary.py). Groups of query heads may share the
+keys and values of one head (Ainslie et al. 2023, arXiv:2305.13245, section 2.2).
+
+Shapes: T packed tokens, D width, N heads, G heads of keys and values, H head width, M selected tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.models.attention.rotary import RotaryTable
+from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.encoder import TransformerConfig
+from bertkit.models.layers import PostNorm, PreNorm
+from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.matmul import Linear
+from bertkit.models.operators.word_embedding import WordEmbedding
+from bertkit.models.recorder import Scope
+from bertkit.models.selective_encoder import LayeredEncoder
+
+
+class RotaryAttention(SelfAttention):
+    """Attention over rotated queries and keys.
+
+    Args:
+        width: D.
+        heads: N.
+        key_value_heads: G, a divisor of N; None: N.
+        dropout_rate: of the attention probabilities.
+        bias: whether the linear maps have one.
+        output_dropout_rate: of the output.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_value_heads: int | None = None,
+        dropout_rate: float = 0.0,
+        bias: bool = False,
+        output_dropout_rate: float = 0.0,
+    ) -> None:
+        super().__init__(width, heads, dropout_rate=dropout_rate, bias=bias)
+        self.queries_per_key = heads // (key_value_heads or heads)
+        if self.queries_per_key > 1:
+            self.key, self.value = (Linear(width, width // self.queries_per_key, bias=bias) for _ in range(2))
+        self.output_dropout = Dropout(output_dropout_rate)
+
+    def turned(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        rotary: RotaryTable,
+        scope: Scope,
+        index_M: Tensor | None = None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`, with queries and
+        keys before rotation, and keys and values (T, G, H)."""
+
+        def mix(query_TNH: Tensor, key_TGH: Tensor, value_TGH: Tensor) -> Tensor:
+            query_TNH, key_TNH = rotary.turn(query_TNH), self._per_query_head(rotary.turn(key_TGH))
+            return self.mix(query_TNH, key_TNH, self._per_query_head(value_TGH), sequences, scope)
+
+        output_TD: Tensor = self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
+        return output_TD
+
+    def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, (T, N, H); keys and values, (T, G, H)."""
+        heads = (self.heads, *[self.heads // self.queries_per_key] * 2)
+        projected = self.projection((self.query, self.key, self.value), hidden_TD)
+        points = ("hook_q", "hook_k", "hook_v")
+        query_TNH, key_TGH, value_TGH = (
+            scope.tap(point, rows.view(hidden_TD.shape[0], number, -1))
+            for point, rows, number in zip(points, projected, heads, strict=True)
+        )
+        return query_TNH, key_TGH, value_TGH
+
+    def _per_query_head(self, rows_TGH: Tensor) -> Tensor:
+        """Each head repeated for its queries: (T, N, H)."""
+        if self.queries_per_key == 1:
+            return rows_TGH
+        return rows_TGH.repeat_interleave(self.queries_per_key, dim=1)
+
+
+class PreNormRotaryLayer(PreNorm):
+    """A layer with norms before attention and feed-forward."""
+
+    attention: RotaryAttention
+
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        rotary: RotaryTable,
+        scope: Scope,
+        index_M: Tensor | None = None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
+
+        def attention(states_TD: Tensor) -> Tensor:
+            return self.attention.turned(states_TD, sequences, rotary, scope.within("attn."), index_M)
+
+        return self.around(hidden_TD, attention, scope, index_M)
+
+
+def rms_norm_layer(
+    attention: RotaryAttention, feed_forward: nn.Module, *, width: int, norm_eps: float, dropout_rate: float
+) -> PreNormRotaryLayer:
+    """A layer whose norms divide by the root mean square."""
+    layer = PreNormRotaryLayer(attention, feed_forward, width=width, norm_eps=norm_eps, dropout_rate=dropout_rate)
+    layer.attention_norm, layer.feed_forward_norm = (nn.RMSNorm(width, eps=norm_eps) for _ in range(2))
+    return layer
+
+
+class PostNormRotaryLayer(PostNorm):
+    """A layer with norms after the residual sums."""
+
+    attention: RotaryAttention
+    forward = PreNormRotaryLayer.forward
+
+
+class RotaryEncoder(LayeredEncoder):
+    """Embeddings, and layers whose queries and keys are rotated by their positions.
+
+    Attributes:
+        layers: `PreNormRotaryLayer`s or `PostNormRotaryLayer`s.
+    """
+
+    caches_keys: ClassVar[bool] = True
+    word_module: ClassVar[str] = "word"
+
+    @abstractmethod
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+        """The angles that each layer rotates by."""
+
+
+class RmsNormRotaryEncoder(RotaryEncoder):
+    """Word embeddings without a norm, layers, and a norm at the end that divides by the root mean square.
+
+    Args:
+        config: the family's settings.
+        vocab_size: V.
+        layers: from `rms_norm_layer`.
+        norm_eps: of the last norm.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, vocab_size: int, layers: Iterable[PreNormRotaryLayer], *, norm_eps: float
+    ) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        self.head_width = config.hidden_size // config.num_attention_heads
+        self.word = WordEmbedding(vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=norm_eps)
+
+    @property
+    @abstractmethod
+    def theta(self) -> float:
+        """Base theta of the rotary positions."""
+
+    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
+        """(T, D). Point: `hook_embed`."""
+        return scope.tap("hook_embed", self.word(batch.ids_T))
+
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+        return [RotaryTable(batch.positions_T, self.head_width, self.theta)] * len(self.layers)

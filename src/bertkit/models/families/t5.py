@@ -1,0 +1,314 @@
+"""T5: an encoder-decoder with distance biases on its attention scores and norms before the sub-layers.
+
+Raffel et al. 2020, arXiv:1910.10683, section 2.1; details as in the released mesh-tensorflow. It loads and saves
+`T5Model` and `T5ForConditionalGeneration`. Compared with sibling transformer.py, there are no position embeddings and
+no biases in linear maps; norms only divide by the root mean square (Zhang and Sennrich 2019, arXiv:1910.07467); scores
+are not scaled; and the width of a head is a separate setting.
+
+T5 1.1 (google-research/text-to-text-transfer-transformer, released_checkpoints.md) is `feed_forward_proj: gated-gelu`
+with `tie_word_embeddings: false`. Quirk kept: with tied embeddings, states are divided by the square root of the width
+before the output projection; with untied ones they are not.
+
+Shapes: T packed tokens of one side, S source tokens, U target tokens, D width, F width of the feed-forward layer, N
+heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from bertkit.data.batch import PackedSequences
+from bertkit.models.attention.cross_attention import CrossAttention
+from bertkit.models.attention.distance_bias import BucketBias
+from bertkit.models.attention.self_attention import Bias, SelfAttention, causal
+from bertkit.models.encoder_decoder import (
+    SEQ2SEQ,
+    EncoderDecoderConfig,
+    PreNormDecoderLayer,
+    StackedEncoderDecoder,
+    WordTable,
+)
+from bertkit.models.files.weights import Names
+from bertkit.models.heads import HeadPlan, UntiedVocabularyHead
+from bertkit.models.layers import DroppedFeedForward, GatedFeedForward, PreNorm
+from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
+from bertkit.models.recorder import Scope
+
+_MAPS = {"query": "q", "key": "k", "value": "v", "output": "o"}
+_GATED = "gated-gelu"
+_SCALED = "scale_decoder_outputs"
+
+
+def _side_names(layers: str, side: str, last: int) -> Names:
+    """The Hub's names of one stack; `last` is the number of the feed-forward layer in its blocks."""
+    block = f"{side}.block.{{n}}.layer"
+    here = f"{layers}.{{n}}."
+    return {
+        **{f"{here}attention.{name}": f"{block}.0.SelfAttention.{hub}" for name, hub in _MAPS.items()},
+        f"{here}attention_norm": f"{block}.0.layer_norm",
+        # `wi` in T5 1.0; in T5 1.1, `wi_0` is the map with the activation.
+        f"{here}feed_forward.inner": f"{block}.{last}.DenseReluDense.wi",
+        f"{here}feed_forward.gate": f"{block}.{last}.DenseReluDense.wi_0",
+        f"{here}feed_forward.gated": f"{block}.{last}.DenseReluDense.wi_1",
+        f"{here}feed_forward.outer": f"{block}.{last}.DenseReluDense.wo",
+        f"{here}feed_forward_norm": f"{block}.{last}.layer_norm",
+    }
+
+
+class T5Config(EncoderDecoderConfig):
+    """T5; defaults are those of the small model."""
+
+    family: Literal["t5"] = "t5"
+    head_width: int = Field(64, ge=1, description="Width H of each head; heads times H need not equal hidden_size.")
+    hidden_dropout_prob: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Dropout on embeddings, attention probabilities, sub-layer outputs and final states.",
+    )
+    relative_attention_num_buckets: int = Field(
+        32,
+        ge=4,
+        multiple_of=2,
+        description="Number of distance buckets; the encoder has half of them for each direction.",
+    )
+    relative_attention_max_distance: int = Field(
+        128, ge=3, description="Distance from which all larger ones share a bucket; must be above half of the buckets."
+    )
+    feed_forward_proj: Literal["relu", "gated-gelu"] = Field(
+        "relu", description="Feed-forward layer: with ReLU (T5 1.0), or gated with GELU (T5 1.1)."
+    )
+    tie_word_embeddings: bool = Field(
+        True,
+        description="Whether the output projection shares the input embeddings (T5 1.0) or has its own weights (T5"
+        " 1.1).",
+    )
+    layer_norm_eps: float = Field(1e-6, gt=0, description="Epsilon added to the mean square in normalisation.")
+    initializer_factor: float = Field(1.0, gt=0, description="Factor applied to all initial standard deviations.")
+
+    model_type: ClassVar[str] = "t5"
+    hub_prefix: ClassVar[str] = ""
+    base_architecture: ClassVar[str] = "T5Model"
+    architecture: ClassVar[str] = "T5ForConditionalGeneration"
+    hub_keys: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "head_width": "d_kv",
+        "hidden_dropout_prob": "dropout_rate",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
+    hub_ignored: ClassVar[tuple[str, ...]] = (
+        *EncoderDecoderConfig.hub_ignored,
+        # In old files; attention to the source has no biases.
+        ".EncDecAttention.relative_attention_bias.weight",
+    )
+
+    @property
+    def max_tokens(self) -> int:
+        """There is no limit: large distances share a bucket."""
+        return sys.maxsize
+
+    def model_post_init(self, _context: Any) -> None:
+        exact = self.relative_attention_num_buckets // 2
+        if self.relative_attention_max_distance <= exact:
+            raise ValueError(
+                f"relative_attention_max_distance ({self.relative_attention_max_distance}) must be above half of"
+                f" relative_attention_num_buckets ({exact}), which contain one distance each"
+            )
+
+    def heads(self) -> dict[str, HeadPlan]:
+        if self.tie_word_embeddings:
+            return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: ScaledDecoder(), decoder="lm_head")}
+        return {
+            SEQ2SEQ: HeadPlan(
+                self.architecture, lambda shape: UntiedVocabularyHead(shape.width, shape.vocab_size), {"": "lm_head"}
+            )
+        }
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        tied = contents.get("tie_word_embeddings") is not False
+        scaled = contents.get(_SCALED, tied)
+        if scaled and not tied:
+            raise ValueError(
+                f"{_SCALED} is {scaled!r}, but tie_word_embeddings is false; only states with tied words are scaled"
+            )
+        # transformers 5 also writes tie_word_embeddings true for T5 1.1, whose states are not scaled.
+        return super().from_hub({**contents, "tie_word_embeddings": bool(scaled)})
+
+    def build(self, vocab_size: int, *, pad_id: int = 0) -> T5:
+        return T5(self, vocab_size)
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal with standard deviation 1 / sqrt(inputs), as in mesh-tensorflow. For queries it is also divided by the
+        square root of the head width, in place of scaled scores; for words, which are read one at a time, it is 1. For
+        distance biases it is 1 / sqrt(width), as in `transformers`."""
+        inputs = parameter.shape[-1]
+        if name.endswith(("source_distance.weight", "target_distance.weight")):
+            inputs = self.hidden_size
+        elif name.endswith("embeddings.word.weight"):
+            inputs = 1
+        elif name.endswith("attention.query.weight"):
+            inputs *= self.head_width
+        nn.init.normal_(parameter, std=self.initializer_factor * inputs**-0.5, generator=generator)
+
+
+class ScaledDecoder(VocabularyHead):
+    """The transposed word embedding, applied to states divided by the square root of the width."""
+
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return VocabularyProjection(hidden_MD * hidden_MD.shape[-1] ** -0.5, word_embedding_VE, None)
+
+
+class T5Attention(SelfAttention):
+    """Self-attention with unscaled scores and a bias on them; causal in the decoder."""
+
+    def __init__(self, config: T5Config, *, is_causal: bool) -> None:
+        super().__init__(
+            config.hidden_size,
+            config.num_attention_heads,
+            dropout_rate=config.hidden_dropout_prob,
+            head_width=config.head_width,
+            bias=False,
+        )
+        self.is_causal = is_causal
+
+    def forward(
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        scope: Scope,
+        index_M: Tensor | None = None,
+        *,
+        bias: Bias | None = None,
+    ) -> Tensor:
+        visible = causal if self.is_causal else None
+        mix = self.mixing(sequences, scope, visible=visible, bias=bias, scale=1.0)
+        return self.project(hidden_TD, mix, scope, index_M)
+
+
+class T5EncoderLayer(PreNorm):
+    """A layer of the encoder."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__(
+            T5Attention(config, is_causal=False),
+            _feed_forward(config),
+            width=config.hidden_size,
+            norm_eps=config.layer_norm_eps,
+            dropout_rate=config.hidden_dropout_prob,
+        )
+        self.attention_norm = _norm(config)
+        self.feed_forward_norm = _norm(config)
+
+    def forward(self, hidden_SD: Tensor, source: PackedSequences, scope: Scope, *, bias: Bias) -> Tensor:
+        """(S, D) to (S, D)."""
+        within = scope.within("attn.")
+        return self.around(hidden_SD, lambda read_SD: self.attention(read_SD, source, within, bias=bias), scope)
+
+
+class T5(StackedEncoderDecoder):
+    """T5's two stacks."""
+
+    config: T5Config
+    hub_names: ClassVar[Names] = {
+        "embeddings.word": "shared",
+        **_side_names("layers", "encoder", 1),
+        **_side_names("decoder_layers", "decoder", 2),
+        **{
+            f"decoder_layers.{{n}}.cross_attention.{name}": f"decoder.block.{{n}}.layer.1.EncDecAttention.{hub}"
+            for name, hub in _MAPS.items()
+        },
+        "decoder_layers.{n}.cross_attention_norm": "decoder.block.{n}.layer.1.layer_norm",
+        "source_distance": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "target_distance": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "source_norm": "encoder.final_layer_norm",
+        "target_norm": "decoder.final_layer_norm",
+    }
+
+    def __init__(self, config: T5Config, vocab_size: int) -> None:
+        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        buckets, heads = config.relative_attention_num_buckets, config.num_attention_heads
+        self.embeddings: nn.Module = WordTable(vocab_size, config.hidden_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.source_distance = nn.Embedding(buckets, heads)
+        self.target_distance = nn.Embedding(buckets, heads)
+        self.layers = nn.ModuleList(T5EncoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.decoder_layers = nn.ModuleList(_decoder_layer(config) for _ in range(config.decoder_layer_count))
+        self.source_norm = _norm(config)
+        self.target_norm = _norm(config)
+
+    def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
+        """(T, D). Point: `hook_embed`."""
+        embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", self.word_embedding(ids_T)))
+        return embedded_TD
+
+    embed_target = embed_source
+
+    def recomputable_layers(self) -> tuple[nn.Module, ...]:
+        """None: the distance bias is computed within the first layer, for all layers."""
+        return ()
+
+    def source_biases(self) -> Mapping[str, Bias]:
+        return {"bias": self._bias(self.source_distance, both_sides=True)}
+
+    def target_biases(self) -> Mapping[str, Bias]:
+        return {"bias": self._bias(self.target_distance, both_sides=False)}
+
+    def _bias(self, table: nn.Embedding, *, both_sides: bool) -> BucketBias:
+        return BucketBias(
+            table,
+            buckets=self.config.relative_attention_num_buckets,
+            furthest=self.config.relative_attention_max_distance,
+            both_sides=both_sides,
+        )
+
+    def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
+        finished_SD: Tensor = self.dropout(scope.tap("ln_final.hook_normalized", self.source_norm(hidden_SD)))
+        return finished_SD
+
+    def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
+        finished_UD: Tensor = self.dropout(scope.tap("ln_final.hook_normalized", self.target_norm(hidden_UD)))
+        return finished_UD
+
+    def to_hub(self) -> dict[str, Any]:
+        tied = self.config.tie_word_embeddings
+        return {**super().to_hub(), "tie_word_embeddings": tied, _SCALED: tied}
+
+
+def _norm(config: T5Config) -> nn.Module:
+    return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def _feed_forward(config: T5Config) -> nn.Module:
+    width, inner_width, rate = config.hidden_size, config.intermediate_size, config.hidden_dropout_prob
+    if config.feed_forward_proj != _GATED:
+        return DroppedFeedForward(width, inner_width, "relu", dropout_rate=rate, bias=False)
+    # `gated-gelu` means the tanh approximation.
+    return GatedFeedForward(width, inner_width, "gelu_new", dropout_rate=rate)
+
+
+def _decoder_layer(config: T5Config) -> PreNormDecoderLayer:
+    return PreNormDecoderLayer(
+        T5Attention(config, is_causal=True),
+        CrossAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            dropout_rate=config.hidden_dropout_prob,
+            head_width=config.head_width,
+            bias=False,
+            scale=1.0,
+        ),
+        _feed_forward(config),
+        norm=lambda: _norm(config),
+        dropout_rate=config.hidden_dropout_prob,
+    )

@@ -1,0 +1,1 @@
+"""Model directories in the Hugging Face format: found, read, written, and their labels."""
