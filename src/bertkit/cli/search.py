@@ -54,6 +54,14 @@ def search(
     model: Model = None,
     index: IndexDirectory = None,
     corpus: Corpus = None,
+    update: Annotated[
+        bool,
+        option(
+            "--update",
+            metavar="",
+            help="Bring the index up to date with --corpus: only texts that it does not contain are embedded.",
+        ),
+    ] = False,
     pairs: Annotated[
         bool, option("--pairs", metavar="", help="Instead of answering queries, print the most similar pairs of texts.")
     ] = False,
@@ -75,10 +83,13 @@ def search(
 
     Examples:
     `bertkit search --model M --corpus articles.jsonl --index articles-index`
+    `bertkit search --corpus articles.jsonl --index articles-index --update`
     `bertkit search --index articles-index "how do birds navigate?" --hybrid`
     `bertkit search --index articles-index --rerank CROSS-ENCODER < questions.txt`
     `bertkit search --model M --corpus titles.txt --pairs --min-score 0.9`
     """
+    if update and (corpus is None or index is None):
+        raise UsageError("--update: works only with --corpus FILE and --index DIR")
     if pairs and (queries or rerank):
         raise UsageError("--pairs: compares the texts with each other; leave out queries and --rerank")
     if pairs and "top" in query_settings.model_fields_set:
@@ -94,7 +105,7 @@ def search(
         raise UsageError("--rerank-depth: works only with --rerank MODEL")
     if corpus is None and index is not None and (flags := given_flags(reading)):
         raise UsageError(f"{', '.join(flags)}: works only with --corpus; the index in {index} contains its texts")
-    with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
+    with opened(model, index, corpus, index_settings, reading, computing, common, update=update) as (found, embedder):
         if only_build:
             described = {key: found.described[key] for key in ("count", "width", "kind", "cut")}
             document = {"index": str(found.directory), **described}
@@ -122,6 +133,8 @@ def opened(
     reading: TextReadOptions,
     computing: Computing,
     common: Common,
+    *,
+    update: bool = False,
 ) -> Iterator[tuple[TextIndex, Embedder]]:
     """The index chosen by the options, and the model of its vectors.
 
@@ -145,8 +158,11 @@ def opened(
         yield found, embedder
         return
     require_input_file(corpus)
-    if model is None and index is not None and (index / DESCRIPTION).is_file():
-        model = str(TextIndex.open(index).described["model"])
+    if index is not None and (index / DESCRIPTION).is_file():
+        present = TextIndex.open(index)
+        model = model or str(present.described["model"])
+        if update and not settings.model_fields_set:
+            settings = present.settings
     embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
     with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing, interrupted_by_signals():
         directory = Path(passing) / "index" if index is None else index
@@ -154,7 +170,7 @@ def opened(
         read_as = {name: value for name, value in vars(reading).items() if value is not None}
         try:
             found = build_index(
-                directory, corpus, texts, embedder, settings, read_as=read_as, progress=console.progress
+                directory, corpus, texts, embedder, settings, read_as=read_as, update=update, progress=console.progress
             )
         except StoppedError as stopped:
             if index is not None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError, StoppedError
@@ -98,8 +99,14 @@ def blocks_of(
         yield block
 
 
-def embed_block(embedder: Embedder, block: list[InputText], settings: EmbedSettings) -> EmbeddedBlock:
-    """The vectors of a block.
+KnownVectors = Callable[[str], NDArray[Any] | None]
+"""A text to its vector as it is stored, (F,), if that is known."""
+
+
+def embed_block(
+    embedder: Embedder, block: list[InputText], settings: EmbedSettings, known: KnownVectors | None = None
+) -> EmbeddedBlock:
+    """The vectors of a block, of which only unknown ones are computed.
 
     Raises:
         DataError: a text is too long and `long` is `error`, or a vector is not finite.
@@ -108,10 +115,19 @@ def embed_block(embedder: Embedder, block: list[InputText], settings: EmbedSetti
         parts = embedder.parts([each.text for each in block], settings.long)
     except TooLongError as fault:
         raise DataError(f"{block[fault.number].place}: {fault.reason}") from fault
-    vectors = finished(embedder.joined(parts), settings)
+    found = [None if known is None else known(each.text) for each in block]
+    new = [number for number, row in enumerate(found) if row is None]
+    computed = embedder.joined([parts[number] for number in new]) if new else np.empty((0, embedder.width), np.float32)
+    rows_NF = stored(finished(computed, settings), settings.dtype)
+    if len(new) < len(block):
+        computed_NF, rows_NF = rows_NF, np.empty((len(block), rows_NF.shape[1]), rows_NF.dtype)
+        rows_NF[new] = computed_NF
+        for number, row in enumerate(found):
+            if row is not None:
+                rows_NF[number] = row
     return EmbeddedBlock(
         block,
-        stored(vectors, settings.dtype),
+        rows_NF,
         cut=sum(several[0].cut > 0 for several in parts),
         windowed=sum(len(several) > 1 for several in parts),
         without_tokens=sum(not several[0].ids for several in parts),
@@ -123,15 +139,17 @@ def embedded_blocks(
     blocks: Iterable[list[InputText]],
     settings: EmbedSettings,
     executor: ExecutorSettings | None = None,
+    known: KnownVectors | None = None,
 ) -> Generator[EmbeddedBlock]:
-    """The vectors of blocks, in order, computed here or by the workers of an executor, which read the model once each.
+    """The vectors of blocks, in order, computed here or by the workers of an executor, which read the model once each
+    and compute all of them.
 
     Raises:
         DataError: see `embed_block`.
     """
     if executor is None or not executor.is_parallel:
         for block in blocks:
-            yield embed_block(embedder, block, settings)
+            yield embed_block(embedder, block, settings, known)
         return
     with executor_of(executor, fresh_process=False) as workers:
         jobs = (
@@ -187,6 +205,7 @@ def embed_to_file(
     *,
     source: Mapping[str, Any] | None,
     executor: ExecutorSettings | None = None,
+    known: KnownVectors | None = None,
     progress: Progress = silent_progress,
 ) -> EmbeddedFile:
     """Write the vectors of all texts, one row each, in order.
@@ -198,6 +217,7 @@ def embed_to_file(
         settings: how vectors are computed and stored.
         source: identity of the input, the same when a run is continued; None: the run cannot be continued.
         executor: computes the blocks, and says how many at a time; None: this process.
+        known: vectors that need not be computed.
         progress: the display.
 
     Raises:
@@ -227,7 +247,7 @@ def embed_to_file(
         if seen.hexdigest() != file.notes.get("texts"):
             raise DataError(f"{out}.part: was begun with other texts; delete it, or restore the input")
     blocks = blocks_of(waiting, first=LARGEST_BLOCK)
-    computed = embedded_blocks(embedder, blocks, settings, executor)
+    computed = embedded_blocks(embedder, blocks, settings, executor, known)
     with progress("texts", unit="texts", start=file.rows) as meter, StopRequest() as stop, closing(computed):
         for embedded in computed:
             block = embedded.texts

@@ -131,7 +131,7 @@ def test_an_index_is_kept_reopened_and_refused_to_another_model(
     done = bertkit("search", "--index", directory, "--model", other, "the cat")
     assert (done.code, "is a different model" in done.stderr) == (3, True)
     done = bertkit("search", "--model", model, "--corpus", corpus, "--index", directory)
-    assert (done.code, "contains an index with different settings" in done.stderr) == (2, True)
+    assert (done.code, "contains an index that differs in: settings; name a new directory" in done.stderr) == (2, True)
     (directory / "vectors.faiss").write_bytes(b"damaged")
     done = bertkit("search", "--index", directory, "the cat")
     assert (done.code, "cannot be read as a FAISS index" in done.stderr) == (3, True)

@@ -27,12 +27,13 @@ from pydantic import ValidationError
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, sha256_of, write_json
-from bertkit.inference.embed import InputText, embed_to_file
+from bertkit.inference.embed import InputText, KnownVectors, embed_to_file
 from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import vectors
 from bertkit.inference.search.bm25 import Bm25
 from bertkit.inference.search.settings import IndexSettings
+from bertkit.inference.search.update import IndexedVectors, only_the_corpus_changed, recover, replacing_directory
 from bertkit.inference.vector_types import finished
 from bertkit.progress import Progress, silent_progress
 
@@ -169,6 +170,7 @@ def build_index(
     settings: IndexSettings,
     *,
     read_as: Mapping[str, Any] = MappingProxyType({}),
+    update: bool = False,
     progress: Progress = silent_progress,
 ) -> TextIndex:
     """Build the index of a file, or open it if it is already built; vectors from an interrupted run are kept.
@@ -180,6 +182,7 @@ def build_index(
         embedder: the model.
         settings: of the index.
         read_as: how texts are read from the file, such as the column.
+        update: whether an index of another corpus is brought up to date; texts that it contains are not embedded again.
         progress: the display.
 
     Raises:
@@ -188,36 +191,70 @@ def build_index(
         StoppedError: a signal arrived; the same command continues.
     """
     vectors.faiss()
-    source = sha256_of(corpus)
+    recover(directory)
     deciding = {
         "format": _FORMAT,
         "fingerprint": embedder.fingerprint,
         "precision": embedder.precision,
         "settings": settings.model_dump(mode="json"),
-        "corpus": source,
+        "corpus": sha256_of(corpus),
         "reading": dict(read_as),
     }
-    if (directory / DESCRIPTION).is_file():
-        index = TextIndex.open(directory)
-        if differing := _differing(index.described, deciding, embedder):
-            raise UsageError(
-                f"--index {directory}: contains an index with different {' and '.join(differing)}; name a new"
-                " directory, or delete this one"
-            )
+    if not (directory / DESCRIPTION).is_file():
+        return _build(directory, corpus, texts, deciding, embedder, settings, progress=progress)
+    present = TextIndex.open(directory)
+    differing = _differing(present.described, deciding, embedder)
+    if not differing:
         log.info("%s is built already", directory)
-        return index
+        return present
+    if not (update and only_the_corpus_changed(differing)):
+        remedy = "name a new directory, or delete this one"
+        if only_the_corpus_changed(differing):
+            remedy = f"give --update to embed only the texts that it does not contain, or {remedy}"
+        raise UsageError(f"--index {directory}: contains an index that differs in: {', '.join(differing)}; {remedy}")
+    known = IndexedVectors(present)
+    with replacing_directory(directory) as new:
+        _build(new, corpus, texts, deciding, embedder, settings, known=known, progress=progress)
+    log.info("%s vectors were taken from the index that was there", f"{known.found:,}")
+    return TextIndex.open(directory)
+
+
+def _build(
+    directory: Path,
+    corpus: Path,
+    texts: Iterator[InputText],
+    deciding: Mapping[str, Any],
+    embedder: Embedder,
+    settings: IndexSettings,
+    *,
+    known: KnownVectors | None = None,
+    progress: Progress,
+) -> TextIndex:
+    """Build an index, or continue it.
+
+    Args:
+        directory: path of the index.
+        corpus: the file.
+        texts: contents of the file.
+        deciding: the entries of index.json that determine the vectors.
+        embedder: the model.
+        settings: of the index.
+        known: vectors that need not be computed.
+        progress: the display.
+    """
     if directory.is_dir() and not _is_ours(directory):
         raise UsageError(f"--index {directory}: contains other files; name a new directory")
     directory.mkdir(parents=True, exist_ok=True)
     counts = _embedded(directory, deciding, embedder)
     if counts is None:
-        described = {"path": str(corpus.resolve()), "sha256": source, "blank_texts": False}
+        described = {"path": str(corpus.resolve()), "sha256": deciding["corpus"], "blank_texts": False}
         written = embed_to_file(
             embedder,
             _kept(texts, directory),
             directory / _VECTORS,
             embed_settings(settings),
             source=described,
+            known=known,
             progress=progress,
         )
         if not written.count:
@@ -252,7 +289,7 @@ def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: Embedder) 
 
 
 def _is_ours(directory: Path) -> bool:
-    return all(each.name.startswith(("vectors.", "texts.", "bm25.")) for each in directory.iterdir())
+    return all(each.name.startswith(("vectors.", "texts.", "bm25.", DESCRIPTION)) for each in directory.iterdir())
 
 
 def _kept(texts: Iterator[InputText], directory: Path) -> Iterator[InputText]:
