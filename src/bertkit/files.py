@@ -67,6 +67,8 @@ def file_within(directory: Path, name: Any, source: str | Path) -> Path:
     path = directory / name
     try:
         real, roots = path.resolve(), [directory.resolve()]
+        if real.is_symlink():  # a loop of links, which is an error of `resolve` only before Python 3.13
+            real.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a name that UTF-8 cannot encode
         raise DataError(f"{source}: names {name!r:.80}, which cannot be followed: {error}") from error
     here = directory.absolute()

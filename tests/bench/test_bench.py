@@ -165,7 +165,7 @@ def test_startup_times_processes_and_no_peers_means_none(bertkit: Callable[..., 
     (line,) = outcome.stdout.splitlines()
     assert line.startswith("startup: bertkit --help ")
     assert "import torch is left out: skipped (--no-peers)" in outcome.stderr
-    assert "import typer" in outcome.stderr
+    assert "other imports" in outcome.stderr  # which packages take longest depends on the machine's load
 
 
 @pytest.mark.parametrize(

@@ -205,4 +205,6 @@ def _yaml_error(error: yaml.YAMLError, name: str, numbered: bool) -> str:
     context = getattr(error, "context", None)
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"{name}:{mark.line + 1}" if mark is not None and numbered else name
+    if "nesting depth" in problem:  # libyaml's own limit, from PyYAML 6.0.4 on
+        return f"{place}: nested deeper than {MAX_DEPTH} levels; write it flatter"
     return f"{place}: not valid YAML: {f'{context}, ' if context else ''}{problem}"
