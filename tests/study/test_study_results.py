@@ -118,6 +118,15 @@ def test_a_claim_may_ask_for_more_confidence() -> None:
         assert claim["difference"]["low"] == pytest.approx(low)
 
 
+def test_equal_differences_decide_nothing() -> None:
+    """Two seeds can differ by the same share of few examples; the t interval of equal numbers has no width."""
+    documents = [document("masked", seed, held_out=3.0 + seed) for seed in (0, 1)]
+    documents += [document("causal", seed, held_out=2.5 + seed) for seed in (0, 1)]
+    (claim,) = study_results(Study.model_validate(study(name="t", seeds=[0, 1])), {}, documents)["claims"]
+    assert (claim["verdict"], claim["difference"]["mean"]) == ("undecided", -0.5)
+    assert "same for all seeds" in claim["reason"]
+
+
 def chosen_of(scores: dict[float, float | None], **changes: Any) -> ChosenSetting:
     """The choice among learning rates with these scores."""
     grid = {PEAK: list(scores)}
@@ -159,6 +168,9 @@ def test_the_report_says_who_had_more_candidates_and_what_is_at_an_edge() -> Non
     assert "peak 0.01 (at the edge: peak)" in text
     assert "| causal | 2 | 6 | 0.00 M | 1.23e+06 | 4.000 ± 0.707 | – |" in text
     assert "| causal | +0.500 (+0.500 to +0.500) | – |" in text
-    assert "causal lower than masked in held_out | +0.500 (+0.500 to +0.500) | **contradicted** |" in text
+    assert (
+        "causal lower than masked in held_out | +0.500 (+0.500 to +0.500) | **undecided**: the difference is the same"
+        in text
+    )
     assert "![scores.png](figures/scores.png)" in text
     assert "svg" not in text

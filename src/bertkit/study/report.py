@@ -145,7 +145,8 @@ def _claims(study: Study, results: Mapping[str, Any]) -> str:
         margin = f" (margin {scale * claim['margin']:g})" if claim["margin"] else ""
         margin += f" ({100 * claim['confidence']:g}% interval)" if claim.get("confidence", 0.95) != 0.95 else ""
         compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{margin}"
-        rows.append([f"{claim['claim']} ({claim['source']})", compared, found, f"**{claim['verdict']}**"])
+        reason = f": {claim['reason']}" if claim.get("reason") else ""
+        rows.append([f"{claim['claim']} ({claim['source']})", compared, found, f"**{claim['verdict']}**{reason}"])
     return table(["claim", "comparison", "difference", "verdict"], rows)
 
 

@@ -146,13 +146,21 @@ def verdict(expects: str, margin: float, low: float, high: float) -> str:
     return "contradicted" if high < -margin else "undecided"
 
 
+def _undecidable(found: Mapping[str, Any]) -> str:
+    """Why a difference decides no claim; empty if it can."""
+    if found["mean"] is None:
+        return "fewer than two seeds have both scores"
+    if found["high"] - found["low"] < 1e-9 * abs(found["mean"]):  # equal but for rounding
+        return "the difference is the same for all seeds, which says nothing about its spread; add seeds"
+    return ""
+
+
 def _decided(study: Study, claim: Claim, by_arm: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
     against = claim.against or study.against
     found = difference(by_arm[claim.arm], by_arm[against], claim.names, claim.confidence)
-    decided = (
-        "undecided" if found["mean"] is None else verdict(claim.expects, claim.margin, found["low"], found["high"])
-    )
-    missing = {"reason": "fewer than two seeds have both scores"} if found["mean"] is None else {}
+    reason = _undecidable(found)
+    decided = "undecided" if reason else verdict(claim.expects, claim.margin, found["low"], found["high"])
+    missing = {"reason": reason} if reason else {}
     return claim.model_dump(mode="json") | {"against": against, "difference": found, "verdict": decided} | missing
 
 

@@ -32,7 +32,7 @@ MemoryTerms = dict[str, float]
 PROGRAM_BYTES = 400e6
 """Bytes of Python, torch and this package, with the text's tokenizer."""
 _CUDA_BUILD_BYTES = 450e6
-"""Bytes that a build of torch with CUDA takes in addition, also without a GPU: 420 MB after import, 500 MB after a first
+"""Bytes that a build of torch with CUDA takes in addition, also without a GPU: 420 MB after import, 500 MB after an
 update (torch 2.14.1, CUDA 13.0)."""
 PRIMITIVE_BYTES = 1.0e6
 """Bytes of a compiled matrix product in oneDNN's cache."""

@@ -192,6 +192,8 @@ def test_reranking_by_vectors_and_by_a_cross_encoder(models: Models) -> None:
     assert found[0]["index"] == 3
     assert found[0]["relevance_score"] == pytest.approx(1, abs=1e-6)
     assert [each["document"]["text"] for each in found] == [documents[each["index"]] for each in found]
+    objects = [{"text": text, "id": number} if number % 2 else text for number, text in enumerate(documents)]
+    assert post([models["base"]], "/rerank", {**asked, "documents": objects}).json()["results"] == found
     pairs = [{"text": "fine cat", "text_pair": each} for each in documents]
     scores = [each["prediction"] for each in models["regression"].model.predict(pairs)]
     found = post([models["regression"]], "/v1/rerank", {**asked, "top_n": 2, "return_documents": False}).json()[

@@ -55,14 +55,29 @@ class PredictRequest(_Body):
     )
 
 
+class RerankDocument(BaseModel):
+    """A document with fields of its own, of which only the text is read."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    text: str = Field(description="The text to rank.")
+
+
 class RerankRequest(_Body):
     """A query and the documents to rank."""
 
     model: _ModelName = None
     query: str = Field(description="The text to search for.")
-    documents: Annotated[list[str], Field(min_length=1, max_length=_MOST)] = Field(description="The texts to rank.")
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=_MOST)] = Field(
+        description="The texts to rank, or objects with a field `text`."
+    )
     top_n: int | None = Field(None, ge=1, le=_MOST, description="Return only this many best documents (default: all).")
     return_documents: bool = Field(False, description="Whether the results include the documents' texts.")
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
 class FillRequest(_Body):

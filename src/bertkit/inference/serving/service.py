@@ -98,7 +98,7 @@ class Service:
     async def reranked(self, request: RerankRequest) -> dict[str, Any]:
         """The indices of the documents with their scores, best first."""
         model = self._model(request.model, "rerank")
-        documents = request.documents
+        documents = request.texts
         if "embed" in model.abilities:
             texts = [request.query, *documents]
             make = partial(model.embed_work, place=_of_ranking)
