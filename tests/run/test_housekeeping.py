@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from making import finished_run, stopped_run
 from bertkit.errors import DataError, UsageError
 from bertkit.files import bytes_in
 from bertkit.run.directory import RunDirectory
-from bertkit.run.housekeeping import delete_checkpoints, delete_run, is_older
+from bertkit.run.housekeeping import checkpoint_bytes, delete_checkpoints, delete_run, is_older
 from bertkit.run.verify import verify_run
 
 
@@ -78,6 +79,26 @@ def test_a_finished_run_without_checkpoints_is_still_whole(tmp_path: Path) -> No
     assert not run.checkpoints.exists()
     verify_run(run.path).raise_for_errors()
     delete_checkpoints(run)  # nothing left to delete
+
+
+def test_a_kill_while_checkpoints_are_deleted_leaves_no_half_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished_run(tmp_path / "runs")
+    taken = checkpoint_bytes(run)
+
+    def killed(path: Path) -> None:
+        next(each for each in path.rglob("*") if each.is_file()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            delete_checkpoints(run)
+    verify_run(run.path).raise_for_errors()
+    assert 0 < checkpoint_bytes(run) < taken
+    delete_checkpoints(run)
+    assert checkpoint_bytes(run) == 0
 
 
 def test_age_counts_from_the_end_of_a_run(tmp_path: Path) -> None:

@@ -256,13 +256,12 @@ def prune(
 
     `eval` and `probe` can then no longer read RUN@STEP.
     """
-    from bertkit.files import bytes_in
     from bertkit.run.find import find_runs
-    from bertkit.run.housekeeping import delete_checkpoints, is_older, runs_below
+    from bertkit.run.housekeeping import checkpoint_bytes, delete_checkpoints, is_older, runs_below
 
     outer = [run for run in find_runs(runs_root()) if run.status == "done"]
     inner = [run for each in outer for run in runs_below(each.path) if run.status == "done"]
-    sizes = {run: bytes_in(run.checkpoints) for run in (*outer, *inner) if is_older(run, older_than)}
+    sizes = {run: checkpoint_bytes(run) for run in (*outer, *inner) if is_older(run, older_than)}
     chosen = {run: taken for run, taken in sizes.items() if taken}
 
     def delete_chosen() -> None:
