@@ -26,7 +26,7 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import find_task

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from bertkit.metrics.base import Scores
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import Classification, Regression, TextSettings
 from bertkit.tasks.examples import QuestionExample, TaggedExample, TextExample

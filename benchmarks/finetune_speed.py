@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from bertkit.finetuning.loss_terms import TaskTerms, task_flops
 from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.base import Features, TaskBatch
 from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.classification import Classification, TextSettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 
 Bertkit = Callable[..., Any]
 

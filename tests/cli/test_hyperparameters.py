@@ -11,7 +11,7 @@ import pytest
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 from bertkit.distillation.text_arguments import DistillTextArguments
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.stages import stages_of
 from bertkit.recipe.hashing import what_hash

@@ -25,8 +25,8 @@ from bertkit.evaluation.run import MeasurementArguments
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.families.modernbert import ModernBertConfig
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.recorder import Recorder
 from bertkit.models.scoring.pseudo_likelihood import score_texts
 from bertkit.models.scoring.rules import choose_rule

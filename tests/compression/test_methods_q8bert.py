@@ -16,8 +16,8 @@ from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.plan import finetuning_plan
 from bertkit.inference.predict import Predictor
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.quantisation.int8 import StaticQuantisedLinear, fake_quantize
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine

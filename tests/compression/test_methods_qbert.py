@@ -16,7 +16,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.models.quantisation.low_bit import LowBitLinear, row_groups
 from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import Place, stopped, weights

@@ -18,8 +18,8 @@ from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.models.families.albert import AlbertConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
 from bertkit.training.clipping import RowClipping

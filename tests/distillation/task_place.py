@@ -8,7 +8,7 @@ from typing import Any
 from bertkit.distillation.task_arguments import DistillArguments
 from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun

@@ -24,7 +24,7 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.base import TaskBatch
 from bertkit.tasks.classification import MultiLabelClassification, TextSettings

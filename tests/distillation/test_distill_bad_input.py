@@ -13,7 +13,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.plan import finetuning_plan
 from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.distillation.task_place import HEAD, Place
 from tests.tasks.tiny_kinds import write_kind

@@ -12,8 +12,8 @@ import pytest
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.files.hub import read_config, save_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.recipe.resolve import load_any, shipped_headers
 from tests.tasks.tiny_task import reviews, tiny_tokenizer, write_table
 

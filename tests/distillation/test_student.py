@@ -20,8 +20,8 @@ from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.families.mobilebert import MobileBertConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from tests.tasks.tiny_task import tiny_tokenizer
 
 SIZES = {

@@ -16,7 +16,7 @@ from bertkit.evaluation.own_head import head_use
 from bertkit.evaluation.plan import TaskEvaluation
 from bertkit.evaluation.run import EvalArguments, EvaluationResult
 from bertkit.evaluation.tasks import evaluate_tasks
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.catalogue import TASKS
 from tests.overrides import parsed
 from tests.tasks.tiny_glue import write_glue

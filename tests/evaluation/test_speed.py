@@ -40,8 +40,8 @@ from bertkit.models.families.albert import AlbertConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import BilstmConfig
 from bertkit.models.families.distilbert import DistilBertConfig
-from bertkit.models.families.feature_lstm import FeatureLstmConfig
 from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.files.model_files import weight_files
 from bertkit.models.headed import HeadedModel
 from bertkit.models.quantisation.quantised import is_quantised, quantise

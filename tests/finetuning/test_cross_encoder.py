@@ -14,7 +14,7 @@ from bertkit.errors import DataError
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.classification import Regression, TextSettings
 from bertkit.tasks.examples import TextExample

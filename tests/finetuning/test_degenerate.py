@@ -13,7 +13,7 @@ import pytest
 
 from bertkit.cli.degenerate import degenerate_lines
 from bertkit.metrics.statistics import constant_baseline_warning
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.examples import TextExample

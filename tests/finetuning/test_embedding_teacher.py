@@ -9,7 +9,7 @@ import numpy as np
 
 import bertkit
 from bertkit.finetuning.embedding_teacher import _vectors
-from bertkit.models.files.sentence_files import write_sentence_files
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
 from bertkit.text.tokenizer_files import load_tokenizer

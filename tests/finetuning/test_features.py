@@ -17,7 +17,7 @@ from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
 from bertkit.inference.predict import Predictor
 from bertkit.models.families.bert import BertStack
-from bertkit.models.families.feature_lstm import FeatureLstm
+from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.files.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TaggedExample

@@ -18,7 +18,7 @@ from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe, changed
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun

@@ -18,10 +18,10 @@ from bertkit.models.conversion.pruning import prune_heads, pruned_heads
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import packed_lstm
-from bertkit.models.families.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix
+from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice, LayerMix
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter

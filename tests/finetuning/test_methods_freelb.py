@@ -16,8 +16,8 @@ from bertkit.errors import UsageError
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.methods.freelb import FreeLb, FreeLbGradient, Perturbation
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, TaskBatch
 from bertkit.tasks.classification import LABEL, Classification, TextSettings
@@ -148,7 +148,7 @@ def test_it_equals_the_algorithm_on_padded_rows(model: HeadedModel, directory: P
         delta = climbed * (0.8 / norms).clamp(max=1.0)
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert losses[-1] > losses[0], "the perturbation climbs"
-    from bertkit.models.files.weights import to_hub_names
+    from bertkit.models.weights import to_hub_names
 
     theirs = {name: parameter.grad for name, parameter in oracle.named_parameters() if parameter.grad is not None}
     renamed = to_hub_names(ours, model.hub_form().names)

@@ -22,7 +22,7 @@ from bertkit.finetuning.task_order import EpochOrder, TaskOrder
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.examples import TextExample
 from bertkit.tasks.readers import Columns

@@ -19,7 +19,7 @@ from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.models.families.bert import BertConfig
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns, TableReadOptions
 from bertkit.training.run import FinishedRun

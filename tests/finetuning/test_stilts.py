@@ -20,7 +20,7 @@ from bertkit.finetuning.recipe import CustomTask
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from bertkit.errors import DataError, UsageError
 from bertkit.json_input import parse_json
 from bertkit.models.files.hub import _KINDS, read_config
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.models.sentence import read_modules
 from bertkit.recipe.resolve import Override, load_any
 from bertkit.recipe.tree import read_tree

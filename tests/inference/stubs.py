@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import QuestionExample, TaggedExample
 from bertkit.tasks.span import Candidates, Span, SpanSettings

@@ -12,7 +12,7 @@ import pytest
 from bertkit.inference import entities
 from bertkit.inference.documents import documents
 from bertkit.inference.entities import RawText, has_chunks, text_parts
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.tagging import Tagging, TaggingSettings
 from tests.inference.stubs import TAGS, Tagger

@@ -20,8 +20,8 @@ from bertkit.inference.export.agreement import RoughAgreement
 from bertkit.inference.export.export import TOLERANCE, export_model
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.files.hub import load_model, read_config
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.quantisation.calibrated import CalibratedLinear
 from bertkit.models.quantisation.int8 import TRAINING_REFUSED, QuantisedEmbedding
 from bertkit.models.quantisation.quantised import is_quantised, quantise

@@ -10,8 +10,8 @@ import pytest
 
 from bertkit.finetuning.prediction import predict
 from bertkit.inference.independent_predictions import filled, independent_outputs
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.choice import Choice, ChoiceSettings
 from bertkit.tasks.classification import Classification, TextSettings

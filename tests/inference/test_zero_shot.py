@@ -14,8 +14,8 @@ import tokenizers
 import bertkit as package
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.zero_shot import zero_shot
-from bertkit.models.files.labels import Labels
-from bertkit.models.files.sentence_files import write_sentence_files
+from bertkit.models.labels import Labels
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import resolve_engine
 from bertkit.training.engine_config import EngineConfig

@@ -21,8 +21,8 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.electra import ElectraConfig
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.run import probe_attention
 from bertkit.probing.attention.viewer import ViewedSentence, viewer_page

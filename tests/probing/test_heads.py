@@ -21,7 +21,7 @@ from bertkit.inference.predict import Predictor
 from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.models.scoring.rules import choose_rule
 from bertkit.models.sentence import SentenceModel
 from bertkit.probing.heads import HeadsSettings

@@ -11,7 +11,7 @@ from tests.tasks.tiny_task import BAD, GOOD, NOUNS, write_model
 
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 

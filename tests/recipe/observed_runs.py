@@ -23,8 +23,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.distillation.text_arguments import DistillTextArguments
 from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import open_shards, open_text
 from bertkit.pretraining.stage_run import check_epochs

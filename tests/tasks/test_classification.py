@@ -13,8 +13,8 @@ from torch.nn import functional
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.modules import load_metric
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.tasks.base import Features, Prediction
 from bertkit.tasks.classification import (
     Classification,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from bertkit.errors import DataError
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TaggedExample

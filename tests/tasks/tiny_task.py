@@ -10,8 +10,8 @@ import numpy as np
 
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.files.hub import save_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 

@@ -12,7 +12,7 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.models.files.hub import load_model, read_config
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.examples import TextExample
 from bertkit.tasks.readers.labels import label_names
 from bertkit.tasks.readers.own import read_own

@@ -19,8 +19,8 @@ from bertkit.bench.settings import BenchSettings
 from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library, plain_update
 from bertkit.finetuning.loss_terms import TaskTerms, task_flops
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.files.model_files import encoder_directory
+from bertkit.models.labels import Labels
 from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample

@@ -29,9 +29,9 @@ from bertkit.files import read_json, write_json
 from bertkit.models.families.static import TABLE
 from bertkit.models.files.hub import CONFIG_FILE, check_vocabulary, load_model
 from bertkit.models.files.model_files import MODULES_FILE, SAFETENSORS, encoder_directory, find_model, write_safetensors
-from bertkit.models.files.sentence_files import version_settings
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence import VERSION_FILE, pool
+from bertkit.models.sentence_files import version_settings
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
 from bertkit.tasks.encoding import Template

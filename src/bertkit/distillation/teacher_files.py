@@ -20,9 +20,9 @@ from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.models.conversion.pruning import HeadChoice, saved_heads
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.files.hub import check_vocabulary, load_model, read_config
-from bertkit.models.files.labels import Labels
 from bertkit.models.files.model_files import CONFIG_FILE, encoder_directory, find_model, is_model, weights_hash
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.tasks.spec import TaskSpec
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer

@@ -15,7 +15,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.data import has_head
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.models.files.hub import read_config
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from bertkit.tasks.catalogue import TASKS, TaskSpec, find_task
 
 log = logging.getLogger(__name__)

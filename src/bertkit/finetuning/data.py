@@ -30,8 +30,8 @@ from bertkit.metrics.modules import load_metric
 from bertkit.models.conversion.pruning import HeadChoice, saved_heads
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.files.hub import find_model, read_config, refuse_quantised
-from bertkit.models.files.labels import Labels, ProblemType
 from bertkit.models.files.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
+from bertkit.models.labels import Labels, ProblemType
 from bertkit.run.finished import CONFIG_FINGERPRINT
 from bertkit.tasks.base import Features, Task
 from bertkit.tasks.catalogue import Kind, TaskSpec

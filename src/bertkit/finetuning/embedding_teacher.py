@@ -21,8 +21,8 @@ from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.models.files.hub import load_model, read_config
-from bertkit.models.files.labels import Labels
 from bertkit.models.files.model_files import encoder_directory, find_model, weights_hash
+from bertkit.models.labels import Labels
 from bertkit.models.sentence import load_sentence_model
 from bertkit.tasks.base import Features
 from bertkit.tasks.classification import LABEL, Regression, TextSettings

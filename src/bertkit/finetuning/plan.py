@@ -27,7 +27,7 @@ from bertkit.finetuning.sweep import sweep_runs
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.trainer import with_pairs
 from bertkit.models.conversion.pruning import prune_heads
-from bertkit.models.families.feature_lstm import FeatureLstm
+from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.files.hub import read_config
 from bertkit.models.headed import COMPANIONS, HeadedModel
 from bertkit.recipe.hashing import name_and_hash

@@ -34,8 +34,8 @@ from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics import signed_score
 from bertkit.metrics.statistics import summarise
-from bertkit.models.files.sentence_files import write_sentence_files
 from bertkit.models.headed import HeadedModel
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.ranks import current
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.files.hub import read_config
-from bertkit.models.files.labels import Labels
 from bertkit.models.files.model_files import is_model
+from bertkit.models.labels import Labels
 from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
 from bertkit.tasks.spec import TaskSpec

@@ -30,9 +30,9 @@ from bertkit.inference.predict_jobs import PredictedWindow, predicted_by_workers
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.files.hub import check_vocabulary, load_model, read_config
-from bertkit.models.files.labels import Labels
 from bertkit.models.files.model_files import encoder_directory, find_model, weights_hash
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.sentence import VERSION_FILE
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import EncodedTokenCounts, Prediction, Task

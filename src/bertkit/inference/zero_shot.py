@@ -28,8 +28,8 @@ from bertkit.inference.embedder import Embedder
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import InputColumns
 from bertkit.models.files.hub import read_config
-from bertkit.models.files.labels import Labels
 from bertkit.models.files.model_files import encoder_directory, find_model
+from bertkit.models.labels import Labels
 from bertkit.models.sentence import is_embedder
 from bertkit.progress import Progress
 from bertkit.tasks.base import EncodedTokenCounts, Prediction

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.random import derived_seed
-from bertkit.models.files.weights import Names, TensorLayout
 from bertkit.models.heads import HeadPlan, Pooler, auxiliary_heads
 from bertkit.models.layers import NORMS, Activation
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
 

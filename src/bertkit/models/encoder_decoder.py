@@ -22,12 +22,12 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource, PackedSource
 from bertkit.models.attention.self_attention import Bias, SelfAttention
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, TiedVocabularyHead
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 from bertkit.text.tokenizer import Tokenizer
 
 SEQ2SEQ = "seq2seq_lm"

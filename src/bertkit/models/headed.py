@@ -22,12 +22,12 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import derived_seed
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, EncoderConfig, initialise
-from bertkit.models.files.labels import Labels
-from bertkit.models.files.weights import HubForm, prefixed, to_hub_names
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
+from bertkit.models.labels import Labels
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.quantisation.int8 import QuantisedModule
 from bertkit.models.recorder import Recorder
+from bertkit.models.weights import HubForm, prefixed, to_hub_names
 
 POOLER = "pooler"
 SCORING_RULE = "scoring_rule"

@@ -32,8 +32,8 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.metrics.modules import AdditionalMetric, local_metric
 from bertkit.metrics.statistics import ConstantBaseline
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.encoding import SequenceEncoder
 

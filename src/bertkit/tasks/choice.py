@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch

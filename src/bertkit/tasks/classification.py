@@ -28,8 +28,8 @@ from bertkit.arrays import Float32Array, Float64Array, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temperature
 from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch

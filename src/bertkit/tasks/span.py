@@ -28,8 +28,8 @@ from bertkit.arrays import BoolArray, Int64Array
 from bertkit.errors import UsageError
 from bertkit.metrics.modules import local_metric
 from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch

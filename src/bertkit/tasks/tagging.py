@@ -23,8 +23,8 @@ from torch import Tensor
 
 from bertkit.arrays import Int64Array
 from bertkit.metrics.tagging import conlleval_spans
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from bertkit.errors import UsageError
 from bertkit.models.encoder import LAYER_NAME
-from bertkit.models.families.feature_lstm import FeatureLstm
+from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
 from bertkit.settings import Settings
 from bertkit.tasks.base import Features, Task

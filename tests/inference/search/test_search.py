@@ -29,7 +29,7 @@ from bertkit.inference.search.index import TextIndex, build_index
 from bertkit.inference.search.mining import LabelledPair, hard_negatives, paraphrases
 from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
 from bertkit.inference.vector_types import normalised
-from bertkit.models.files.labels import Labels
+from bertkit.models.labels import Labels
 from tests.inference.test_independent_batches import engine
 from tests.tasks.tiny_task import reviews, write_model
 

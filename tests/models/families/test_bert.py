@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.families.bert import BertConfig, MegatronBertConfig
-from bertkit.models.files.weights import load_weights, to_hub_names
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
+from bertkit.models.weights import load_weights, to_hub_names
 from bertkit.training.cost import count_parameters
 
 HEADS = ("masked_lm", "next_sentence")

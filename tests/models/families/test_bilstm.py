@@ -16,11 +16,11 @@ from bertkit.data.batch import PackedBatch
 from bertkit.distillation.bilstm_student import BilstmStudent, new_bilstm, own_tokenizer
 from bertkit.errors import DataError, UsageError
 from bertkit.models.families.bilstm import Bilstm, BilstmConfig
-from bertkit.models.families.feature_lstm import FeatureLstmConfig
+from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import layer_points
+from bertkit.models.labels import Labels
 from bertkit.models.recorder import Recorder
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.tasks.encoding import SequenceEncoder

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import BatchLanes, PackedBatch
 from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.models.families.elmo import Elmo, ElmoConfig, Reading
-from bertkit.models.families.feature_lstm import FeatureLstm, FeatureLstmConfig
+from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.operators.character_cnn import (

@@ -21,9 +21,9 @@ from bertkit.files import sha256_of
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.files.hub import check_vocabulary, find_model, load_model, save_model
-from bertkit.models.files.labels import Labels
 from bertkit.models.files.model_files import read_weights, weights_hash
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.text.tokenizer_files import load_tokenizer
 
 SIZES = {

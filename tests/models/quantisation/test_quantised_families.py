@@ -16,7 +16,7 @@ from bertkit.inference.export.agreement import RoughAgreement
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import BilstmConfig
-from bertkit.models.families.feature_lstm import FeatureLstmConfig
+from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.quantisation.int8 import QuantisedModule

@@ -15,9 +15,9 @@ from bertkit.errors import UsageError
 from bertkit.finetuning.loss_terms import TASK, TaskTerms
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bigbird import BigBirdConfig
-from bertkit.models.families.vector_decoder import VectorAttention, VectorDecoder
 from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
+from bertkit.models.vector_decoder import VectorAttention, VectorDecoder
 from bertkit.tasks.base import Features
 from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.families.feature_lstm import FeatureLstm
+from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.files.model_files import weight_files
 from bertkit.models.headed import HeadedModel
 from bertkit.training.cost import count_parameters, spared_flops, step_flops

@@ -22,7 +22,7 @@ from torch import Tensor
 from bertkit.cache import RecordCache
 from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.finetuning.prediction import prediction_batches
-from bertkit.models.families.feature_lstm import FeatureLstm
+from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine

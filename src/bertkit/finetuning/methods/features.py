@@ -1,6 +1,6 @@
 """Feature-based training: the encoder is frozen; a BiLSTM over its states and the head are trained.
 
-Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7. The network is in models/families/feature_lstm.py.
+Devlin et al. 2019, BERT, arXiv:1810.04805, section 5.3 and table 7. The network is in models/feature_lstm.py.
 This method wraps the encoder of a checkpoint in it and stores its features during the run (feature_store.py), so an
 epoch costs only the LSTM. The result is a model of the family `feature-lstm`, which contains the encoder.
 
@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.methods.feature_store import FeatureStore, fill
-from bertkit.models.families.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice
+from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice
 from bertkit.models.headed import HeadedModel
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine

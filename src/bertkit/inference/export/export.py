@@ -36,10 +36,10 @@ from bertkit.inference.export.calibration import input_ranges
 from bertkit.models.conversion.pruning import dense
 from bertkit.models.files.hub import check_vocabulary, load_model, save_model, write_config, write_tokenizer
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model, weight_files
-from bertkit.models.files.weights import WeightReport
 from bertkit.models.headed import HeadedModel
 from bertkit.models.quantisation.quantised import is_quantised, quantise
 from bertkit.models.sentence import VERSION_FILE, is_embedder, load_sentence_model, read_modules, settings_file
+from bertkit.models.weights import WeightReport
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
 

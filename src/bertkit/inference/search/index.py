@@ -212,7 +212,7 @@ def build_index(
         if only_the_corpus_changed(differing):
             remedy = f"give --update to embed only the texts that it does not contain, or {remedy}"
         raise UsageError(f"--index {directory}: contains an index that differs in: {', '.join(differing)}; {remedy}")
-    known = IndexedVectors(present)
+    known = IndexedVectors((text for _, text in present.texts()), lambda row: present.at([row])[0][1], present.vectors)
     with replacing_directory(directory) as new:
         _build(new, corpus, texts, deciding, embedder, settings, known=known, progress=progress)
     log.info("%s vectors were taken from the index that was there", f"{known.found:,}")

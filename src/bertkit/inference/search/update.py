@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bertkit.arrays import Float32Array
-
-if TYPE_CHECKING:
-    from bertkit.inference.search.index import TextIndex
 
 
 class IndexedVectors:
@@ -29,10 +25,12 @@ class IndexedVectors:
         found: number of texts whose vectors were found.
     """
 
-    def __init__(self, index: TextIndex) -> None:
+    def __init__(self, texts: Iterable[str], text_at: Callable[[int], str], vectors_NE: Float32Array) -> None:
+        """`texts` has the text of each vector, in order; `text_at` returns one of them again."""
         self.found = 0
-        self._index = index
-        hash_N = np.fromiter((_hash(text) for _, text in index.texts()), dtype=np.uint64, count=index.count)
+        self._text_at = text_at
+        self._vectors_NE = vectors_NE
+        hash_N = np.fromiter(map(_hash, texts), dtype=np.uint64, count=len(vectors_NE))
         self._order_N = np.argsort(hash_N, kind="stable")
         self._hash_N = hash_N[self._order_N]
 
@@ -40,9 +38,9 @@ class IndexedVectors:
         hashed = np.uint64(_hash(text))
         first, last = (int(np.searchsorted(self._hash_N, hashed, side)) for side in ("left", "right"))
         for row in map(int, self._order_N[first:last]):
-            if self._index.at([row])[0][1] == text:  # two texts can have one hash
+            if self._text_at(row) == text:  # two texts can have one hash
                 self.found += 1
-                vector_E: Float32Array = self._index.vectors[row]
+                vector_E: Float32Array = self._vectors_NE[row]
                 return vector_E
         return None
 

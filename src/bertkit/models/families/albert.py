@@ -20,12 +20,12 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, Encoder
 from bertkit.models.families.bert import EMBEDDING_NAMES, NormedEmbeddings
-from bertkit.models.files.weights import Names, to_hub_names
 from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names, to_hub_names
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 _GROUPS = "encoder.albert_layer_groups."

@@ -17,9 +17,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.models.families.transformer import NORM_EPS, STACK_NAMES, PostNormConfig, PostNormEncoderDecoder
-from bertkit.models.files.weights import Names
 from bertkit.models.layers import Activation
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 
 UNREAD_ROWS = 2
 

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder, Initializer, TransformerConfig
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 
 _LAYER = "encoder.layer.{n}."
 EMBEDDING_NAMES = {

@@ -26,11 +26,11 @@ from bertkit.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig,
 from bertkit.models.families.bert import POST_NORM_NAMES, BertConfig
 from bertkit.models.families.gpt import CausalSelfAttention
 from bertkit.models.families.gpt2 import Gpt2Config
-from bertkit.models.files.weights import Names
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 
 _OF_BERT = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_dropout_prob"),

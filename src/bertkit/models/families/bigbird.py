@@ -26,12 +26,12 @@ from bertkit.models.attention.block_sparse import BlockPattern, attend_blocks
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, bert_layer, segment_types
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 from bertkit.text.tokenizer import Tokenizer
 
 

@@ -33,11 +33,11 @@ from torch.nn.utils.rnn import PackedSequence
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 
 _COMPARED = 4
 """Number of vectors concatenated to compare two texts."""

@@ -24,13 +24,13 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.disentangled import DisentangledAttention, Distances, KeysWithoutBias, Kind
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.families.bert import POST_NORM_NAMES, bert_layer, segment_types
-from bertkit.models.files.weights import Names, TensorLayout
 from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
 from bertkit.models.layers import ACTIVATIONS, Activation, PostNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import UnreadKey
 
 _LAYER = "encoder.layer.{n}."

@@ -20,10 +20,10 @@ from bertkit.data.batch import PackedSequences
 from bertkit.models.attention.disentangled import DisentangledAttention, SeparatePositions, SharedPositions
 from bertkit.models.attention.self_attention import from_blocks, to_blocks
 from bertkit.models.families.deberta import SELF, Deberta, DebertaLikeConfig
-from bertkit.models.files.weights import Names, TensorLayout
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation
 from bertkit.models.operators.dropout import Dropout
+from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import UnreadKey
 
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.families.bert import BertStack, NormedWordEmbeddings, bert_layers
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.operators.dropout import Dropout
+from bertkit.models.weights import Names
 
 _LAYER = "transformer.layer.{n}."
 _NORM_EPS = 1e-12

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 
 _GLOROT = ("projection.weight", "replaced_token.output.weight")
 

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.operators.character_cnn import CharacterCnn, Highway, spelling
 from bertkit.models.operators.dropout import Dropout
@@ -37,6 +36,7 @@ from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.projected_lstm import FORGET, GATES, ProjectedLstm
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 from bertkit.text.tokenizer import Tokenizer
 
 _CARRY_BIAS = -2.0

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, bert_layers
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 from bertkit.settings import UnreadKey
 
 

@@ -28,11 +28,11 @@ from bertkit.models.families.rotary_encoder import (
     RotaryAttention,
     rms_norm_layer,
 )
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, Summary, TiedVocabularyHead, UntiedVocabularyHead, classifier_plan
 from bertkit.models.layers import Activation, GatedFeedForward
 from bertkit.models.operators.gelu import gelu
 from bertkit.models.operators.matmul import Linear
+from bertkit.models.weights import Names
 from bertkit.text.tokenizer import Tokenizer
 
 Pooling = Literal["bos", "mean", "late"]

@@ -31,7 +31,6 @@ from bertkit.kernels.loading import in_use
 from bertkit.models.attention.rotary import RotaryTable
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import TransformerConfig
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
 from bertkit.models.layers import Activation, DroppedFeedForward
 from bertkit.models.operators.dropout import Dropout
@@ -41,6 +40,7 @@ from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjec
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
 from bertkit.models.selective_encoder import SelectiveEncoder
+from bertkit.models.weights import Names
 from bertkit.settings import UnreadKey
 
 _PAIRS = ((-1, 0), (0, 1))

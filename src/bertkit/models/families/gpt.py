@@ -21,12 +21,12 @@ from bertkit.data.batch import PackedSequences
 from bertkit.models.attention.self_attention import SelfAttention, causal
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.families.bert import BertStack, WordEmbeddings, bert_layers
-from bertkit.models.files.weights import Names, TensorLayout, stacked, transposed
 from bertkit.models.heads import HeadPlan, TiedVocabularyHead, classifier_plan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names, TensorLayout, stacked, transposed
 from bertkit.text.tokenizer import Tokenizer
 
 _FEED_FORWARD_FACTOR = 4

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from bertkit.models.families.bert import bert_layer
 from bertkit.models.families.gpt import LAYER_NAMES, CausalSelfAttention, GptLikeConfig, GptStack
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import Activation, PreNormLayer
+from bertkit.models.weights import Names
 
 _FEED_FORWARD_FACTOR = 4
 

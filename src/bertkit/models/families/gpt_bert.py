@@ -31,7 +31,6 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.disentangled import Distances, SharedPositions
 from bertkit.models.attention.self_attention import Mix
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.files.weights import Names, TensorLayout, stacked
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.gelu import gelu, gelu_by_tanh
@@ -41,6 +40,7 @@ from bertkit.models.operators.weighted_sum import weighted_sum
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
 from bertkit.models.selective_encoder import SelectiveEncoder
+from bertkit.models.weights import Names, TensorLayout, stacked
 
 _ATTENTION = "attention_layers.{n}."
 _FEED_FORWARD = re.compile(r"layers\.(\d+)\.feed_forward\.")

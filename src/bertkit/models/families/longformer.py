@@ -25,11 +25,11 @@ from bertkit.models.attention.windows import GlobalTokens, keys_in_window, recor
 from bertkit.models.encoder import Encoder
 from bertkit.models.families.bert import LAYER_NAMES, POST_NORM_NAMES, bert_layer
 from bertkit.models.families.roberta import RobertaEmbeddings, RobertaLikeConfig
-from bertkit.models.files.weights import Names
 from bertkit.models.layers import PostNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 from bertkit.text.tokenizer import Tokenizer
 
 _SELF = LAYER_NAMES["layers.{n}.attention.query"].removesuffix("query")

@@ -27,7 +27,6 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.families.bert import EMBEDDING_NAMES, BertStack, Embeddings, bert_heads, segment_types
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
@@ -35,6 +34,7 @@ from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.vocabulary import VocabularyProjection
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 from bertkit.settings import UnreadKey
 
 _LAYER = "encoder.layer.{n}."

@@ -25,7 +25,6 @@ from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rop
 from bertkit.models.attention.windows import keys_in_window, sliding_window_attention
 from bertkit.models.encoder import EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.families.rotary_encoder import PreNormRotaryLayer, RotaryAttention, RotaryEncoder
-from bertkit.models.files.weights import Names, TensorLayout, stacked
 from bertkit.models.heads import HeadPlan, HeadShape
 from bertkit.models.layers import ACTIVATIONS, Activation, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
@@ -33,6 +32,7 @@ from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names, TensorLayout, stacked
 from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import Tokenizer
 

@@ -25,13 +25,13 @@ from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
 from bertkit.models.attention.self_attention import Bias, SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.families.bert import bert_heads, segment_types
-from bertkit.models.files.weights import Names, TensorLayout, stacked
 from bertkit.models.heads import HeadPlan, masked_lm_plan
 from bertkit.models.layers import PostNorm, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
 from bertkit.models.selective_encoder import LayeredEncoder
+from bertkit.models.weights import Names, TensorLayout, stacked
 
 HUB_MARK = "alibi_starting_size"
 """The key of config.json that distinguishes a published MosaicBERT from a BERT."""

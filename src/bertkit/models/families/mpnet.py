@@ -24,11 +24,11 @@ from bertkit.models.attention.self_attention import Bias
 from bertkit.models.encoder import Encoder, TransformerConfig
 from bertkit.models.families.bert import EMBEDDING_NAMES, NormedWordEmbeddings, bert_layers
 from bertkit.models.families.roberta import positions_behind_padding
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 
 PAD_ID = 1
 BUCKETS = 32

@@ -30,9 +30,9 @@ from bertkit.models.families.rotary_encoder import (
     RotaryAttention,
     rms_norm_layer,
 )
-from bertkit.models.files.weights import Names, TensorLayout, stacked
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead, dense_classifier_plan
 from bertkit.models.layers import Activation, GatedFeedForward
+from bertkit.models.weights import Names, TensorLayout, stacked
 
 _LAYER = "transformer_encoder.{n}."
 _THETA = 10_000.0

@@ -26,12 +26,12 @@ from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rop
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, EncoderConfig
 from bertkit.models.families.bert import bert_heads, segment_types
 from bertkit.models.families.rotary_encoder import PostNormRotaryLayer, RotaryAttention, RotaryEncoder
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import Activation, GatedFeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 
 _LAYER = "layers.{n}."
 _HEAD = "cls.predictions."

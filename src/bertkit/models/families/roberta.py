@@ -22,9 +22,9 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.key_value_cache import CachedSequences
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder
 from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNormLayer
+from bertkit.models.weights import Names
 
 
 class RobertaLikeConfig(BertLikeConfig):

@@ -20,10 +20,10 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.files.model_files import find_weights, read_weights
-from bertkit.models.files.weights import Names
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HeadPlan
 from bertkit.models.recorder import Recorder
+from bertkit.models.weights import Names
 
 TABLE = "embedding.weight"
 _OLD_TABLE = "embeddings"

@@ -34,12 +34,12 @@ from bertkit.models.encoder_decoder import (
     StackedEncoderDecoder,
     WordTable,
 )
-from bertkit.models.files.weights import Names
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead
 from bertkit.models.layers import DroppedFeedForward, GatedFeedForward, PreNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 
 _MAPS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 _GATED = "gated-gelu"

@@ -32,10 +32,10 @@ from bertkit.models.encoder_decoder import (
     WordTable,
 )
 from bertkit.models.families.gpt import CausalSelfAttention
-from bertkit.models.files.weights import Names
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Scope
+from bertkit.models.weights import Names
 from bertkit.settings import UnreadKey
 
 _SELF = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}

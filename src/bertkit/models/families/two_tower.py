@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.files.weights import Names
 from bertkit.models.recorder import Recorder
+from bertkit.models.weights import Names
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ from bertkit.models.encoder_decoder import (
 )
 from bertkit.models.families.gpt import CausalSelfAttention
 from bertkit.models.families.transformer import sinusoids
-from bertkit.models.files.weights import Names
 from bertkit.models.layers import Activation, PreNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names
 from bertkit.settings import UnreadKey
 
 _NORM_EPS = 1e-6

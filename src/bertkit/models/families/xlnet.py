@@ -34,13 +34,13 @@ from bertkit.models.attention.relative_attention import (
 )
 from bertkit.models.attention.segment_memory import check_memory, layer_name, remembered
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.files.weights import Names, TensorLayout
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan
 from bertkit.models.layers import Activation, DroppedFeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import UnreadKey
 
 _ATTENTION = "layer.{n}.rel_attn"

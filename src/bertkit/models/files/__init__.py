@@ -1,1 +1,1 @@
-"""Model directories in the Hugging Face format: found, read, written, and their labels."""
+"""Model directories in the Hugging Face format: found, read and written, and what they lack."""

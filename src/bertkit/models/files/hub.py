@@ -24,12 +24,11 @@ from bertkit.models.encoder import LARGEST_SIZE, EncoderConfig
 from bertkit.models.encoder_decoder import DECODER_START, FORCED_FIRST
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import BilstmConfig
-from bertkit.models.families.feature_lstm import FeatureLstmConfig
 from bertkit.models.families.gpt_bert import GptBertConfig
 from bertkit.models.families.mosaicbert import HUB_MARK as MOSAICBERT_MARK
 from bertkit.models.families.mosaicbert import MosaicBertConfig
 from bertkit.models.families.static import StaticConfig
-from bertkit.models.files.labels import Labels
+from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.files.model_files import (
     CONFIG_FILE,
     SAFETENSORS,
@@ -41,12 +40,13 @@ from bertkit.models.files.model_files import (
     write_safetensors,
 )
 from bertkit.models.files.untrained import untrained_parts
-from bertkit.models.files.weights import WeightReport, compare_weights, load_weights
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import LABELLED
+from bertkit.models.labels import Labels
 from bertkit.models.quantisation.int8 import TRAINING_REFUSED
 from bertkit.models.quantisation.quantised import METHOD, QUANTISATION, restructure, with_plain_names
 from bertkit.models.registry import FAMILIES
+from bertkit.models.weights import WeightReport, compare_weights, load_weights
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import save_tokenizer
 

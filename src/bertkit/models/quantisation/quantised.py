@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from bertkit.errors import DataError
 from bertkit.models.attention.projection import Projection, project_separately
 from bertkit.models.attention.self_attention import SelfAttention
-from bertkit.models.files.weights import Names, to_hub_names
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import FeedForward
 from bertkit.models.operators.matmul import is_plain_linear
@@ -46,6 +45,7 @@ from bertkit.models.quantisation.int8 import (
     StaticQuantisedLinear,
 )
 from bertkit.models.quantisation.low_bit import LowBitLinear
+from bertkit.models.weights import Names, to_hub_names
 
 QUANTISATION = "quantization_config"
 """Key of config.json, one of a model's `extras`: whether and how its weights are quantised."""

@@ -20,9 +20,9 @@ from bertkit.arrays import BoolArray, Float64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
-from bertkit.models.files.labels import Labels
 from bertkit.models.headed import HeadedModel
 from bertkit.models.hook_points import device_of, of_layers, point_shapes
+from bertkit.models.labels import Labels
 from bertkit.models.scoring.rules import mask_rule, reads_causally
 from bertkit.probing.attention.measure import PATTERN
 from bertkit.probing.attribution import Baseline

@@ -27,11 +27,11 @@ from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.files.labels import Labels
-from bertkit.models.files.sentence_files import write_sentence_files
 from bertkit.models.headed import HeadedModel
+from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.sentence import PoolingMode, TextReading, pool
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
 from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words, words_of_tokens

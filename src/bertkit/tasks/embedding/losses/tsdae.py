@@ -1,7 +1,7 @@
 """TSDAE: a text is reconstructed from the vector of its undeleted words.
 
 Wang et al. 2021, TSDAE, arXiv:2104.06979, section 3: 60% of the words are deleted, the rest is embedded, and a decoder
-that shares the encoder's layers (models/families/vector_decoder.py) predicts each token of the whole text from those
+that shares the encoder's layers (models/vector_decoder.py) predicts each token of the whole text from those
 before it and the vector. The deleted words are redrawn in every epoch.
 
 As in the released DenoisingAutoEncoderLoss.py, the vocabulary head begins as that of the masked language model in the
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
-from bertkit.models.families.vector_decoder import VectorDecoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.vector_decoder import VectorDecoder
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors
 
 NO_TOKEN = -1

@@ -1,6 +1,6 @@
 """Writes the files that make a model directory a sentence embedder: modules.json and the files it refers to.
 
-Formats of `sentence-transformers`, with keys that its versions 2 to 6 read. models/sentence.py reads them.
+Formats of `sentence-transformers`, with keys that its versions 2 to 6 read. Sibling sentence.py reads them.
 """
 
 from __future__ import annotations

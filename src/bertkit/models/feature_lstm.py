@@ -27,11 +27,11 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.conversion.pruning import INNER, pruned_to_hub
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.families.bilstm import packed_lstm
-from bertkit.models.files.weights import Names, TensorLayout, prefixed
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.registry import FAMILIES
+from bertkit.models.weights import Names, TensorLayout, prefixed
 
 LayerChoice = Literal[
     "embeddings",
