@@ -14,7 +14,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import CheckError, DataError, UsageError
 from bertkit.inference.export import export
 from bertkit.inference.export.agreement import Agreement, probe_batches
-from bertkit.inference.export.export import RECORD, export_model
+from bertkit.inference.export.export import RECORD, atomic_directory, export_model
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.distilbert import DistilBertConfig
@@ -335,3 +335,12 @@ def test_the_extra_is_named_where_it_is_not_installed(tmp_path: Path, monkeypatc
     with pytest.raises(UsageError, match=r"needs onnxruntime; install the extra: pip install 'bertkit\[onnx\]'"):
         export_model(str(source), tmp_path / "out", kind="onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_processes_with_one_id_write_in_different_directories(tmp_path: Path) -> None:
+    """As in two containers that share a disk."""
+    with atomic_directory(tmp_path / "out") as first, atomic_directory(tmp_path / "out") as second:
+        (first / "a").write_text("first")
+        (second / "a").write_text("second")
+        assert (first / "a").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

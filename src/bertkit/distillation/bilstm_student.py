@@ -15,7 +15,6 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 from tokenizers import processors
 
 from bertkit.errors import UsageError
-from bertkit.files import sha256_of
+from bertkit.files import sha256_of, unfinished_name
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.models.families.bilstm import BilstmStudent
@@ -55,7 +54,7 @@ def cached_bilstm(recipe: FinetuneRecipe, student: BilstmStudent, *, cache: Path
     directory = cache / "students" / digest.hexdigest()[:32]
     if not (directory / "model.safetensors").is_file():
         # Written under a temporary name, so that a directory with the final name is always complete.
-        writing = directory.with_name(f"{directory.name}.{os.getpid()}")
+        writing = unfinished_name(directory)
         new_bilstm(texts, BilstmStudent(**settings), writing, pairs=pairs, seed=recipe.seed)
         try:
             writing.rename(directory)

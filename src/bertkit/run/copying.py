@@ -7,11 +7,11 @@ original run stays unchanged. Imports neither torch, pydantic nor yaml.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
+from bertkit.files import unfinished_name
 from bertkit.run.directory import RECORD, RunDirectory, write_record
 from bertkit.run.lock import LOCK_FILE, RunLock
 from bertkit.run.seal import runs_within
@@ -46,7 +46,7 @@ def run_in_directory(run: RunDirectory, directory: Path | None) -> RunDirectory:
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"--run-dir {directory}: contains other files; give a directory that does not exist yet")
-    copying = directory.with_name(f".{directory.name}.{os.getpid()}.writing")
+    copying = unfinished_name(directory, "writing")
     lock = RunLock(run.path)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,6 @@ weights, next to config.json and tokenizer.
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ import torch
 
 from bertkit import __version__
 from bertkit.errors import UsageError
-from bertkit.files import file_within, files_within, fsync_path, read_json, sha256_of, write_json
+from bertkit.files import file_within, files_within, fsync_path, read_json, sha256_of, unfinished_name, write_json
 from bertkit.inference.export.agreement import (
     TEXTS,
     Agreement,
@@ -163,9 +162,8 @@ def atomic_directory(to: Path) -> Iterator[Path]:
     """A directory to write in; renamed to `to` on success and removed on failure."""
     made = [parent for parent in (to.parent, *to.parent.parents) if not parent.exists()]
     to.parent.mkdir(parents=True, exist_ok=True)
-    staging, old = (to.with_name(f".{to.name}.{os.getpid()}.{what}") for what in ("writing", "old"))
+    staging, old = (unfinished_name(to, what) for what in ("writing", "old"))
     try:
-        shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         yield staging
         for path in sorted(staging.rglob("*")):
