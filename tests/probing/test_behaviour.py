@@ -14,7 +14,10 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.blimp import evaluate_blimp
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import BlimpSettings
+from bertkit.models.scoring.rules import WithinWordLeftToRight
 from bertkit.probing.behaviour import BehaviourSettings
+from bertkit.probing.behaviour.diagnostics import Completion
+from bertkit.probing.behaviour.measure import score_blanks
 from bertkit.probing.behaviour.run import probe_behaviour
 from bertkit.probing.run import ProbeResult
 from bertkit.run.verify import verify_run
@@ -82,6 +85,24 @@ def test_a_word_that_is_the_better_affirmative_is_the_worse_negative_in_the_same
         measures = score(request).results["summary"]["diagnostics"]["NEG"]["measures"]
         both = [measures[f"sensitivity/{each}"]["value"] for each in ("affirmative", "negative")]
         assert sum(both) == pytest.approx(1), heads
+
+
+def test_by_default_a_full_stop_follows_the_blank_as_in_the_published_code(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(tiny_tokenizer()), tiny_tokenizer()
+    rows = table(
+        score(request_for(tmp_path, write_data(tmp_path / "data") / "NEG.tsv", model=model)), "diagnostic_items"
+    )
+    completions = [Completion(row["context"], row["good"]) for row in rows]
+    stopped, bare = (
+        score_blanks(model, tokenizer, WithinWordLeftToRight(tokenizer), completions, ending=ending)
+        for ending in (".", "")
+    )
+    for row, completion in zip(rows, completions, strict=True):
+        with_stop, without = stopped[completion], bare[completion]
+        assert with_stop is not None
+        assert without is not None
+        assert float(row["good_log_p_nats"]) == pytest.approx(with_stop.log_p, rel=1e-4)
+        assert float(row["good_log_p_nats"]) != pytest.approx(without.log_p, rel=1e-3)
 
 
 def test_patterns_choose_among_both(tmp_path: Path) -> None:

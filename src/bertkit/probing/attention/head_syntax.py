@@ -5,7 +5,9 @@ its tokens, attention from a word the mean over them. Rows therefore still sum t
 words. Special tokens and the word itself are then left out, and a head predicts the word that gets most attention, or
 in the other direction the word that attends most to this one. As in the paper, the best head and the best offset are
 chosen for each relation on the same sentences that they are scored on. This favours the best of many heads, so compare
-with the same choice among the heads of a model with random weights.
+with the same choice among the heads of a model with random weights. The code published with the paper takes the
+attention from a word's first token instead of the mean, and its score over all relations includes punctuation and the
+root.
 
 Shapes: A heads of all layers, n tokens, W words, K words and special tokens, R relations, O offsets.
 """

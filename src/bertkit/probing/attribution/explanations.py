@@ -8,8 +8,9 @@
     attention_rollout     Abnar and Zuidema 2020, arXiv:2005.00928, section 3: the product over layers of (A + I) / 2,
                           A the mean over heads; how much of each token reaches the state that the head reads
 
-The first three names follow inseq. F is the probability of the target, or the output itself if there is only one.
-Gradients are taken at `hook_embed`, the word embeddings; positions and segments are unchanged.
+The first three names follow inseq, which takes the Euclidean norm over dimensions for all three. F is the probability
+of the target, or the output itself if there is only one. Gradients are taken at `hook_embed`, the word embeddings;
+positions and segments are unchanged.
 
 Shapes: n tokens, E width of the embeddings, R points of the path per batch, A heads of a layer, L layers.
 """

@@ -28,6 +28,4 @@ class BehaviourSettings(ProbeSettings, BlimpSettings):
     margin: float = Field(
         0.01, ge=0, lt=1, description="Minimum difference of probabilities that counts as a clear preference."
     )
-    ending: str = Field(
-        "", description="Text to put after a blank (default: none; the paper's code puts a full stop there)."
-    )
+    ending: str = Field(".", description="Text after a blank; a full stop, as in the paper's code, or '' for none.")

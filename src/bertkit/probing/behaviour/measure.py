@@ -2,7 +2,8 @@
 
 Ettinger 2020, "What BERT Is Not", arXiv:1907.13528: word prediction accuracy (is the expected word among the k most
 probable ones) and completion sensitivity (is the good completion more probable than the bad ones). A masked-LM head
-reads the context, [MASK] and [SEP]; a causal head reads the context. The text after the blank is a setting.
+reads the context, [MASK], a full stop (as in the code published with the paper; `ending`) and [SEP]; a causal head
+reads the context.
 
 Variants. Words in the paper have one token. Words of several tokens are scored here by the sum of their tokens'
 log-probabilities, with the later tokens masked (Kauf and Ivanova 2023, arXiv:2305.10588, the rule `within_word_l2r` of

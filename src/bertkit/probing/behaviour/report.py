@@ -30,7 +30,7 @@ DEFINITIONS = {
     "log_p": "in nats; for a word of one token, its log-probability in the blank; for a word of several tokens, the sum"
     " over its tokens by blank_rule: within_word_l2r predicts each with the later ones masked (Kauf and Ivanova 2023),"
     " masked_next_token and query_stream with it alone masked; sensitivity_one_piece leaves out items with such words",
-    "blank": "[MASK] after the context, then the ending (empty unless settings.ending is set), then [SEP]; for"
+    "blank": "[MASK] after the context, then the ending (settings.ending, by default a full stop), then [SEP]; for"
     " left-to-right models, the next token",
     "ties": "a tie with n others counts 1/(n+1), so a tie of two counts one half; if tokens of equal probability"
     " straddle the border of the top k, each counts the share of them that fits",

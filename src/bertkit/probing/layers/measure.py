@@ -7,7 +7,8 @@ arXiv:1909.03368 (control tasks, selectivity).
 Difference from all published set-ups: the probe is multinomial logistic regression with an L2 penalty on standardised
 states, fitted by L-BFGS on all examples. It has one optimum and no seed, learning rate or number of epochs to choose.
 Edge probing's classifier has a hidden layer over a projection. Here pooling a span needs no projection, and a mix needs
-no factor gamma because the classifier's weights absorb it.
+no factor gamma because the classifier's weights absorb it. The notebooks of Voita and Titov add the portions' codes in
+nats to the first portion's in bits; here all are in bits.
 
 Shapes: N items (words, spans or pairs of spans), P spans of an item, C words of the items' spans in a chunk, D width, F
 features = D or 2 D per span, K labels, L layers of a mix.
