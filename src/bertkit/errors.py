@@ -6,11 +6,22 @@ Any other exception is a bug (exit code 1).
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class BertkitError(Exception):
     """An error that a user can understand and correct; never shown with a traceback."""
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its message, which a subclass may have made from other arguments."""
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(made: type[BertkitError], arguments: tuple[Any, ...]) -> BertkitError:
+    """An error with this message, without its class's `__init__`."""
+    return made.__new__(made, *arguments)
 
 
 class UsageError(BertkitError, ValueError):

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain, save, svg_of
+from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain
+from bertkit.run.figure_files import save, svg_of
 
 
 def draw(directory: Path) -> list[Path]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,3 +75,19 @@ def test_full_sequences_cost_what_is_planned(
     masked = corrupted(full_sequences(90), recipe.objectives, known, Draw(1, "test"), progress=0.0)
     flops = training_flops(model, [PackedBatch.from_samples(masked)], recipe.objectives)
     assert pretraining_plan(recipe, vocab_size=known.size)["flops"] == pytest.approx(STEPS * flops, rel=1e-12)
+
+
+def test_token_shards_beside_text_are_refused_in_the_words_of_the_run(
+    bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "shards").mkdir()
+    for name in ("manifest.json", "tokenizer.json"):
+        (tmp_path / "shards" / name).write_text("{}")
+    (tmp_path / "text.txt").write_text("one line of text\n")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("FAMILY", "bert").replace("OBJECTIVE", "[masked_lm]"), encoding="utf-8")
+    words = ["pretrain", recipe, "--data", tmp_path / "text.txt", "--data", tmp_path / "shards"]
+    planned, trained = bertkit(*words, "--plan"), bertkit(*words, "--run-dir", tmp_path / "run")
+    assert (planned.code, trained.code) == (2, 2)
+    assert "is a directory of token shards, which cannot be read as text or combined with other" in planned.stderr
+    assert planned.stderr.splitlines()[-1] == trained.stderr.splitlines()[-1]

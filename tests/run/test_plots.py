@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bertkit.run.metrics import MetricsLog
 from bertkit.run.plots import draw_curves
 
@@ -15,7 +17,7 @@ def test_a_run_with_many_objectives_has_a_line_for_each(tmp_path: Path) -> None:
             metrics.log(step, {"tokens": step, "loss": 1.0, **{f"held_out/accuracy/{name}": 0.5 for name in names}})
     table, drawn, _ = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "figures", title="tiny")
     assert all(f"held_out/accuracy/{name}" in table.read_text() for name in names)
-    assert all(f"<!-- {name} -->" in drawn.read_text() for name in names)
+    assert all(f">{name}</text>" in drawn.read_text() for name in names)
 
 
 def test_an_evaluation_between_two_log_lines_is_in_the_figure(tmp_path: Path) -> None:
@@ -42,3 +44,15 @@ def test_a_training_loss_that_was_logged_once_is_visible(tmp_path: Path) -> None
         _, drawn, _ = draw_curves(tmp_path / f"{logged}.jsonl", tmp_path / f"figures{logged}", title="tiny")
         markers.append(drawn.read_text().count('style="fill: #999999; stroke: #999999'))
     assert markers == [2, 0]  # the point and the legend's; a line has none
+
+
+def test_a_name_in_any_language_is_in_the_figure_without_a_warning_of_the_library(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl") as metrics:
+        metrics.log(1, {"tokens": 1, "loss": 1.0})
+    _, drawn, image = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "figures", title="日本語 for $5")
+    assert ">日本語 for $5</text>" in drawn.read_text(encoding="utf-8")
+    (record,) = caplog.records
+    assert f"{image}: the font has no 日本語 and shows boxes there; curves.svg is complete" in record.getMessage()
+    assert not recwarn.list

@@ -1,19 +1,13 @@
-"""Figures of evaluations and probes in one style, readable in greyscale; equal results give identical files.
+"""Figures of evaluations and probes in one style, readable in greyscale.
 
-Sibling run/plots.py draws training curves. Lines differ by marker and dash, never by colour alone; heat maps are grey
-and show their numbers if there is room. Callers give units and n in labels and titles. matplotlib is only imported when
-a figure is made.
+Sibling run/plots.py draws training curves; run/figure_files.py writes the files of both. Lines differ by marker and
+dash, never by colour alone; heat maps are grey and show their numbers if there is room. Callers give units and n in
+labels and titles. matplotlib is only imported when a figure is made.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from io import BytesIO
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,20 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-log = logging.getLogger(__name__)
-
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SHADES = ("black", "0.35", "0.55")
 PANEL_WIDTH, PANEL_HEIGHT = 4.6, 3.8
 """Inches."""
-_DOTS_PER_INCH = 130
 _MOST_NUMBERS = 20
 """A heat map with more rows or columns than this does not show its numbers."""
 _DARK = 0.6
-_NO_GLYPH = re.compile(r"Glyph (\d+) .*missing from")
-"""matplotlib's warning about a character that a font lacks."""
 
 
 def new_figure(
@@ -138,53 +126,3 @@ def heat_map(
             text = numbers.format(value).replace("0.", ".", 1) if abs(value) < 1 else numbers.format(value)
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize="x-small")
     return image
-
-
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem.svg` and `stem.png`; the same figure gives the same bytes."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".svg", ".png")]
-    paths[0].write_bytes(svg_of(figure))
-    figure.set_layout_engine("none")  # keep the layout of the first drawing
-    with _characters_without_glyph() as missing:
-        figure.savefig(paths[1], dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    if missing:
-        some = "".join(sorted(missing)[:_MOST_NUMBERS])
-        log.warning("%s: the font has no %s and shows boxes there; %s is complete", paths[1], some, paths[0].name)
-    return paths
-
-
-def svg_of(figure: Figure) -> bytes:
-    """A figure as SVG; the same figure gives the same bytes."""
-    import matplotlib
-
-    _take_dollars_as_they_are(figure)
-    with matplotlib.rc_context({"svg.hashsalt": "bertkit", "svg.fonttype": "none"}), BytesIO() as file:
-        with _characters_without_glyph():  # an SVG contains text, which a viewer draws with its own fonts
-            figure.savefig(file, format="svg", metadata={"Date": None})
-        return file.getvalue()
-
-
-@contextmanager
-def _characters_without_glyph() -> Iterator[set[str]]:
-    """The characters that are drawn within the block and that the font lacks, instead of matplotlib's warnings."""
-    missing: set[str] = set()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield missing
-    for each in caught:
-        if found := _NO_GLYPH.match(str(each.message)):
-            missing.add(chr(int(found[1])))
-        else:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
-def _take_dollars_as_they_are(figure: Figure) -> None:
-    """Show `$` literally: texts are names of runs, labels and files, not formulas, except powers of ten on log axes."""
-    from matplotlib.text import Text
-
-    logarithmic = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_scale() == "log"]
-    powers = {label for axis in logarithmic for label in axis.findobj(Text)} - {axis.label for axis in logarithmic}
-    for text in figure.findobj(Text):
-        if text not in powers:
-            text.set_parse_math(False)

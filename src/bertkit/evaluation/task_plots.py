@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.evaluation.plots import heat_map, lines, new_figure, plain, save
+from bertkit.evaluation.plots import heat_map, lines, new_figure, plain
+from bertkit.run.figure_files import save
 from bertkit.run.metrics import METRICS_FILE, metrics_by_step
 from bertkit.tables import write_csv
 

@@ -28,7 +28,7 @@ from bertkit.pretraining.stages import Stage, multi_rank_obstacle, stages_of
 from bertkit.recipe.hashing import name_and_hash
 from bertkit.text.added_tokens import extended
 from bertkit.text.lines import COMPRESSIONS
-from bertkit.text.sources import open_corpus
+from bertkit.text.sources import open_corpus, require_texts
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.batch_ramp import updates_for
@@ -61,9 +61,11 @@ def pretraining_plan(
         offline: do not use the network.
 
     Raises:
-        UsageError: several ranks are to train what they cannot.
+        UsageError: several ranks are to train what they cannot, or token shards are combined with other text.
         DataError: the tokenizer cannot be used.
     """
+    if not recipe.data.is_tokenised:
+        require_texts(recipe.data.all_sources)
     recipe, steps_estimated = _with_planned_steps(recipe)
     text_tokens = _text_tokens(recipe)
     engine = resolve_engine(recipe.engine)

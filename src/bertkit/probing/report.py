@@ -74,7 +74,7 @@ class Report:
 
     def write(self, directory: Path) -> None:
         """Write everything but results.json."""
-        from bertkit.evaluation.plots import save
+        from bertkit.run.figure_files import save
 
         for finding in self.findings:
             if finding.table:

@@ -13,8 +13,9 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from bertkit import __version__
-from bertkit.evaluation.plots import DASHES, MARKERS, SHADES, new_figure, plain, svg_of
+from bertkit.evaluation.plots import DASHES, MARKERS, SHADES, new_figure, plain
 from bertkit.report.gather import ReportedRun, different_settings
+from bertkit.run.figure_files import svg_of
 
 _TEMPLATE = "page.html"
 _MANY = 24

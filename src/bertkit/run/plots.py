@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.run.figure_files import save
 from bertkit.run.metrics import metrics_by_step
 from bertkit.tables import write_csv
 
@@ -76,8 +77,5 @@ def _draw(
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
-    figure.suptitle(title, parse_math=False)  # a name may contain dollar signs
-    paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    return paths
+    figure.suptitle(title)
+    return save(figure, stem)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.evaluation.plots import DASHES, MARKERS, SHADES, new_figure, plain, save
+from bertkit.evaluation.plots import DASHES, MARKERS, SHADES, new_figure, plain
+from bertkit.run.figure_files import save
 from bertkit.study.settings import Study
 from bertkit.tables import write_csv
 

@@ -253,6 +253,18 @@ def _files(source: str, cache: Path, *, offline: bool, progress: Progress) -> li
     )
 
 
+def require_texts(sources: Sequence[str]) -> None:
+    """Check the directories among these sources as `open_corpus` does, without reading any text.
+
+    Raises:
+        UsageError: a directory contains token shards, or is a run.
+    """
+    for source in sources:
+        path = Path(source).expanduser()
+        if not has_scheme(source) and path.is_dir():
+            _require_text(path, source)
+
+
 def _require_text(directory: Path, source: str) -> None:
     """Refuse directories whose text files are no text to train on.
 

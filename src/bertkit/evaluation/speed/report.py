@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.evaluation.plots import MARKERS, new_figure, plain, save
+from bertkit.evaluation.plots import MARKERS, new_figure, plain
 from bertkit.openmp import thread_count
+from bertkit.run.figure_files import save
 from bertkit.tables import write_csv
 
 if TYPE_CHECKING:
