@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +64,26 @@ def test_every_command_has_help_and_describes_every_option(bertkit) -> None:
         outcome = bertkit(command, "-h")
         assert outcome.code == 0, command
         assert "Usage: bertkit" in outcome.stdout
+        assert "<bool>" not in outcome.stdout, "a flag takes no value"
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("", "bertkit [OPTIONS] COMMAND [ARGS]..."),
+        ("pretrain", "bertkit pretrain [OPTIONS] [RECIPE]"),
+        ("tokenize", "bertkit tokenize [OPTIONS] SOURCE..."),
+        ("push", "bertkit push [OPTIONS] MODEL ORG/NAME"),
+        ("runs diff", "bertkit runs diff [OPTIONS] RUN-A RUN-B"),
+        ("eval", "bertkit eval [OPTIONS] SUITE [ARGS]..."),
+        ("eval RUN", "bertkit eval RUN [OPTIONS]"),
+        ("eval score", "bertkit eval score [OPTIONS] TASK"),
+        ("probe", "bertkit probe [OPTIONS] KIND [ARGS]..."),
+    ],
+)
+def test_the_usage_line_names_each_argument_once_without_braces(bertkit, words: str, usage: str) -> None:
+    lines = bertkit(*words.split(), "--help").stdout.splitlines()
+    assert [line.strip() for line in lines if "Usage:" in line] == [f"Usage: {usage}"]
 
 
 def test_no_arguments_show_the_help_and_count_as_wrong_usage(bertkit) -> None:
@@ -187,6 +208,48 @@ def test_a_full_disk_is_the_machines_fault_and_no_bug(bertkit, play) -> None:
     outcome = bertkit("play")
     assert outcome.code == 3
     assert outcome.stderr == "error: out.bin: No space left on device; free some space and run again\n"
+
+
+def test_a_full_disk_is_reported_with_the_notes_of_the_writer_and_the_copy_not_its_source(bertkit, play) -> None:
+    def copying() -> None:
+        """Copy."""
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "source.bin", None, "copy.bin")
+        error.add_note("it needs 5 bytes or more")
+        raise error
+
+    play(copying)
+    assert bertkit("play").stderr == (
+        "error: copy.bin: No space left on device; it needs 5 bytes or more; free some space and run again\n"
+    )
+
+
+def test_nothing_is_kept_in_a_temporary_directory_on_a_full_disk(bertkit, play) -> None:
+    file = os.path.join(tempfile.gettempdir(), "bertkit-x", "vectors.npy")
+
+    def writing() -> None:
+        """Write."""
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+        error.add_note("7 vectors are kept")
+        raise error
+
+    play(writing)
+    assert bertkit("play").stderr == (
+        f"error: {file}: No space left on device; free some space and run again, or set TMPDIR to a directory on"
+        " another disk\n"
+    )
+
+
+def test_a_full_disk_of_the_output_is_named() -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "bertkit", "recipes", "list", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 3
+    assert ended.stderr == "error: standard output: No space left on device; free some space and run again\n"
 
 
 @pytest.mark.parametrize("name", ["EBUSY", "EAGAIN", "ESTALE", "ETIMEDOUT", "EREMOTEIO", "ENOTCONN", "ENOTSUP"])

@@ -26,6 +26,8 @@ from bertkit.cli.generated_options import old_spellings, typer_signature
 from bertkit.errors import UsageError
 
 _WORD = re.compile("[A-Z]+")
+_REQUIRED = re.compile(r"\{(.*)\}(\.\.\.)?")
+"""How typer writes a required argument on the usage line."""
 _NAMES = frozenset(
     {"MODEL", "F", "FILE", "DIR", "PATH", "RUN", "SOURCE", "RECIPE", "COL", "TASK", "T", "NAME", "ORG", "ZIP", "ARM"}
 )
@@ -43,6 +45,9 @@ class CommandGroup(TyperGroup):
 
     noun: ClassVar[str] = "command"
     """The noun for one of them, as in "no command named x"."""
+
+    metavar: ClassVar[str] = "COMMAND"
+    """The placeholder for one of them on the usage line."""
 
     path: ClassVar[str]
     """The words that precede a command's name."""
@@ -72,6 +77,9 @@ class CommandGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.table)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command's name and summary, for the help page and for completion."""
         known = self.known_name(cmd_name)
@@ -98,6 +106,15 @@ class RenamedOptions(TyperCommand):
 
     renamed: Mapping[str, str] = MappingProxyType({})
     """Each former name and its new name."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The usage line without the command's path. A required argument has no braces, which stand for a choice
+        elsewhere; one that is the command's own name, as in `bertkit eval RUN`, is already in the path."""
+        pieces = [_REQUIRED.sub(r"\1\2", piece) for piece in super().collect_usage_pieces(ctx)]
+        return [piece for piece in pieces if piece != ctx.info_name]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = []
@@ -142,10 +159,22 @@ class RenamedOptions(TyperCommand):
             )
 
 
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    """The parameters; the help page shows no `<bool>` after a flag, which takes no value."""
+    for each in parameters:
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    return parameters
+
+
 def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:
     """A command or group, ready to run."""
     if isinstance(command, type):
-        app = typer.Typer(help=inspect.getdoc(command), cls=command, add_completion=False)
+        assert issubclass(command, CommandGroup)
+        subcommand = f"{command.metavar} [ARGS]..."
+        app = typer.Typer(
+            help=inspect.getdoc(command), cls=command, subcommand_metavar=subcommand, add_completion=False
+        )
         app.callback()(lambda: None)
         found = typer.main.get_command(app)
     else:

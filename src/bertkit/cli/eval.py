@@ -56,6 +56,7 @@ class Suites(CommandGroup):
         **dict.fromkeys(PUBLISHED, ""),
     }
     noun = "suite"
+    metavar = "SUITE"
     path = "bertkit eval"
 
     def known_name(self, name: str) -> str | None:

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 from bertkit.cli.console import console
 from bertkit.cli.eval_tasks import eval_arguments
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Measuring, Model, option
+from bertkit.cli.options import Measuring, Model, Plan, option
+from bertkit.cli.plans import print_evaluation_plan
+from bertkit.errors import UsageError
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import shown_path
 
@@ -34,6 +36,7 @@ def babylm(
             help="Score each model that the run saved (engine.models_at_words), with --sample fast.",
         ),
     ] = False,
+    plan: Plan = False,
     *,
     settings: Annotated[BabylmSettings, spelled(only="--only TASK", finetune="--finetune TASK")],
     common: Measuring,
@@ -42,11 +45,17 @@ def babylm(
 
     Tasks without data are reported and left out. The command also writes the files for the leaderboard.
     """
+    if checkpoints and plan:
+        raise UsageError("--plan and --checkpoints exclude each other: the models of a run are not fine-tuned")
     if checkpoints:
         _checkpoints(model, data_dir, settings, common)
         return
-    from bertkit.evaluation.babylm.run import evaluate_babylm
+    from bertkit.evaluation.babylm.run import babylm_plan, evaluate_babylm
 
+    if plan:
+        planned = babylm_plan(eval_arguments(model, common), data_dir, settings)
+        print_evaluation_plan(planned, as_json=common.as_json)
+        return
     evaluated = evaluate_babylm(eval_arguments(model, common), data_dir, settings, progress=console.progress)
     _print(evaluated.results)
     more = ("averages", "finetuned", "left_out", "warnings", "submission")

@@ -23,12 +23,14 @@ from bertkit.cli.options import (
     Measuring,
     Metrics,
     Model,
+    Plan,
     SetOption,
     model_or_default,
     option,
     seed_numbers,
     set_overrides,
 )
+from bertkit.cli.plans import print_evaluation_plan
 
 if TYPE_CHECKING:
     from bertkit.evaluation.plan import TaskEvaluation
@@ -67,6 +69,7 @@ class TaskEvaluationOptions(Measuring):
     ] = None
     metric: Metrics = None
     settings: SetOption = None
+    plan: Plan = False
     max_steps: MaxSteps = None
     max_minutes: MaxMinutes = None
     jobs: Jobs = None
@@ -93,6 +96,12 @@ class TaskEvaluationOptions(Measuring):
             executor=ExecutorSettings(executor=self.executor or "local", jobs=self.jobs or 1),
         )
 
+    def print_plan(self, evaluation: TaskEvaluation) -> None:
+        """What the evaluation would fine-tune."""
+        from bertkit.evaluation.cost import evaluation_plan
+
+        print_evaluation_plan(evaluation_plan(evaluation), as_json=self.as_json)
+
 
 def glue(
     tasks: Annotated[
@@ -109,8 +118,11 @@ def glue(
     from bertkit.evaluation.glue import SUITE, evaluate_glue, glue_tasks
 
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
-    evaluation = common.evaluation(SUITE, glue_tasks(names))
-    evaluated = evaluate_glue(replace(evaluation, may_lack=names is None), progress=console.progress)
+    evaluation = replace(common.evaluation(SUITE, glue_tasks(names)), may_lack=names is None)
+    if common.plan:
+        common.print_plan(evaluation)
+        return
+    evaluated = evaluate_glue(evaluation, progress=console.progress)
     _print(evaluated)
     _print_submission(evaluated.results, evaluated.run.path)
     finish(evaluated, common, _MORE)
@@ -122,7 +134,11 @@ def task_command(task: TaskSpec) -> Callable[..., None]:
     def command(*, common: TaskEvaluationOptions) -> None:
         from bertkit.evaluation.tasks import evaluate_tasks
 
-        evaluated = evaluate_tasks(common.evaluation(task.name, (task,)), progress=console.progress)
+        evaluation = common.evaluation(task.name, (task,))
+        if common.plan:
+            common.print_plan(evaluation)
+            return
+        evaluated = evaluate_tasks(evaluation, progress=console.progress)
         _print(evaluated)
         finish(evaluated, common, _MORE)
 

@@ -115,6 +115,12 @@ def complete_run(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+def run_argument(metavar: str = "RUN") -> Any:
+    """The argument that names a run."""
+    help = "Run: its directory or its id (see `bertkit runs list`)."
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete_run)
+
+
 def batch_tokens_of(given: int | str | None) -> int | None:
     """The value of `--batch-tokens`; None if the device's default is used.
 
@@ -158,12 +164,7 @@ RecipeName = Annotated[
         autocompletion=complete_recipe,
     ),
 ]
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="Run: its directory or its id (see `bertkit runs list`).", autocompletion=complete_run
-    ),
-]
+RunName = Annotated[str, run_argument()]
 Metrics = Annotated[
     list[str] | None,
     option(
@@ -225,6 +226,7 @@ Processes = Annotated[int | None, FromField(_ENGINE, "engine.ranks", "--nproc N"
 _EXECUTOR = "bertkit.jobs.settings:ExecutorSettings"
 Jobs = Annotated[int | None, FromField(_EXECUTOR, "engine.jobs", "--jobs N")]
 ExecutorName = Annotated[Literal["local", "ray"] | None, FromField(_EXECUTOR, "engine.executor")]
+Plan = Annotated[bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time) and stop.")]
 Fresh = Annotated[
     bool, _flag("--fresh", help="Run again even if a finished run of the same recipe, data and code exists.")
 ]
@@ -354,9 +356,7 @@ class Training(Common):
     """Options of commands that train from a recipe."""
 
     settings: SetOption = None
-    plan: Annotated[bool, _flag("--plan", help="Print what would run (parameters, tokens, memory, time) and stop.")] = (
-        False
-    )
+    plan: Plan = False
     run_dir: StorableRunDir = None
     fresh: Fresh = False
     seed: Seed = None

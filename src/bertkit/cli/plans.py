@@ -1,11 +1,11 @@
-"""Prints what `--plan` found: one line per field, or the document."""
+"""Prints what `--plan` found: one line per field, a table of an evaluation's tasks, or the document."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from bertkit.cli.console import duration, result
+from bertkit.cli.console import console, duration, result
 
 MANY_PASSES = 200
 """With more passes over a text than this, a plan names the option for fewer; BERT made about 40."""
@@ -27,12 +27,55 @@ def print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
         "parameters": f"{at_most}{total:,}{without}",
         "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
         "tokens": f"{plan['tokens']:,}{_passes(plan)}",
+        **_example_row(plan),
         "FLOPs": flops_in_words(plan),
         "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",
         "disk": f"{plan['disk_mb']:,.0f} MB",
         "time here": duration(plan["seconds"]),
         **_data_rows(plan),
     }
+    print_rows(rows)
+
+
+def print_evaluation_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what an evaluation would fine-tune: the document, or a table of the tasks and one line per total."""
+    if as_json:
+        result(plan, as_json=True)
+        return
+    columns = ("task", "examples", "runs", "steps", "tokens", "FLOPs", "memory MB", "time here")
+    rows = [
+        (
+            task,
+            f"{own['examples']['train']:,}",
+            own["runs"],
+            *(f"{own[key]:,}" for key in ("steps", "tokens")),
+            flops_in_words(own),
+            f"{own['memory_mb']:,.0f}",
+            duration(own["seconds"]),
+        )
+        for task, own in plan["tasks"].items()
+    ]
+    if rows:
+        console.table(columns, rows)
+    for task in plan["evaluated_as_is"]:
+        console.info(f"{task}: is evaluated with the model's own head, without fine-tuning")
+    print_rows(
+        {
+            "suite": plan["suite"],
+            "model": plan["model"],
+            "runs": f"{plan['runs']:,}",
+            "steps": f"{plan['steps']:,}",
+            "tokens": f"{plan['tokens']:,}",
+            "FLOPs": flops_in_words(plan),
+            "memory": f"{plan['memory_mb']:,.0f} MB",
+            "disk": f"{plan['disk_mb']:,.0f} MB",
+            "time here": f"{duration(plan['seconds'])}, plus the time for predicting",
+        }
+    )
+
+
+def print_rows(rows: Mapping[str, str]) -> None:
+    """Print names and values in two columns."""
     width = max(12, *(len(name) + 2 for name in rows))
     for name, value in rows.items():
         result(f"{name:<{width}}{value}")
@@ -52,6 +95,13 @@ def _passes(plan: Mapping[str, Any]) -> str:
     number = f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
     fewer = "; --max-steps N reduces them" if passes > MANY_PASSES else ""
     return f" (about {number} {'pass' if number == '1' else 'passes'} over the text{fewer})"
+
+
+def _example_row(plan: Mapping[str, Any]) -> dict[str, str]:
+    """How many examples each split of a task has."""
+    if "examples" not in plan:
+        return {}
+    return {"examples": ", ".join(f"{split} {count:,}" for split, count in plan["examples"].items())}
 
 
 def _data_rows(plan: Mapping[str, Any]) -> dict[str, str]:

@@ -140,6 +140,7 @@ class Kinds(CommandGroup):
 
     table: ClassVar = {"points": f"{__name__}:points", **{name: kind.settings for name, kind in KINDS.items()}}
     noun = "kind of probe"
+    metavar = "KIND"
     path = "bertkit probe"
 
     def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:

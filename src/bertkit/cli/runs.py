@@ -18,7 +18,7 @@ import typer
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import confirm, console, figure, result, size
 from bertkit.cli.degenerate import degenerate_lines
-from bertkit.cli.options import Common, DryRun, OlderThan, Output, RunName, Yes, option
+from bertkit.cli.options import Common, DryRun, OlderThan, Output, RunName, Yes, option, run_argument
 from bertkit.errors import DataError, UsageError
 from bertkit.run import runs_root
 
@@ -91,12 +91,17 @@ def show_run(run: RunName, *, common: Output) -> None:
 
 
 def diff(
-    a: RunName,
-    b: RunName,
+    a: Annotated[str, run_argument("RUN-A")],
+    b: Annotated[str, run_argument("RUN-B")],
     task: Annotated[str | None, option("--task", metavar="TASK", help="Compare only this task.")] = None,
     split: Annotated[str | None, option("--split", metavar="SPLIT", help="Compare only this split.")] = None,
     metric: Annotated[
-        str | None, option("--metric", metavar="NAME", help="Metric to compare (default: the task's primary metric).")
+        str | None,
+        option(
+            "--metric",
+            metavar="NAME",
+            help="Metric to compare (default: the task's primary metric; of language models, all).",
+        ),
     ] = None,
     resamples: Annotated[
         int, typer.Option("--resamples", metavar="N", min=1, help="Number of bootstrap resamples.")
@@ -105,7 +110,15 @@ def diff(
     *,
     common: Common,
 ) -> None:
-    """Compare two runs by their saved predictions: paired bootstrap, agreement, and how their recipes differ."""
+    """Compare two runs by their saved predictions: paired bootstrap, agreement, and how their recipes differ.
+
+    Two evaluations of language models on the same text (`eval mlm`, `eval lm`) are compared text by text; two
+    pretraining runs by their settings, losses and held-out figures.
+
+    Examples:
+    `bertkit runs diff RUN OTHER-RUN`
+    `bertkit runs diff runs/mlm-before runs/mlm-after --metric pseudo_perplexity`
+    """
     from bertkit.evaluation.runs_diff import compare_runs
     from bertkit.run.find import find_run
 
@@ -116,19 +129,46 @@ def diff(
     if common.as_json:
         result(document, as_json=True)
         return
+    told = None
     for each in document["comparisons"]:
-        if each["recipe"]:
-            differing = [(one["key"], one["a"], one["b"]) for one in each["recipe"]]
-            console.table((f"{each['task']}: recipe", first.id, second.id), differing)
-        rows = [(name, *(figure(pair[key]) for key in "ab")) for name, pair in each["scores"].items()]
-        console.table((f"{each['task']} {each['split']}", first.id, second.id), rows)
-        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in each["agreement"].items())
-        console.info(f"{each['examples']:,} examples: {counts}")
-        low, high = each["interval"]
-        result(
-            f"{each['task']} {each['split']} {each['metric']}: {each['difference']:+.4f} from A to B,"
-            f" {each['confidence']:.0%} interval {low:+.4f} to {high:+.4f}, p = {each['p_value']:.4f}"
+        name = " ".join(part for part in (each["task"], each["split"]) if part)
+        if name != told:
+            _tables(name, each, first.id, second.id)
+            told = name
+        if "agreement" in each:
+            counts = ", ".join(f"{key.replace('_', ' ')} {count:,}" for key, count in each["agreement"].items())
+            of = "examples" if each["split"] else f"texts, {each['metric']}"
+            console.info(f"{each['examples']:,} {of}: {counts}")
+        result(f"{name} {each['metric']}: {_difference(each)}")
+
+
+def _tables(name: str, comparison: dict[str, Any], *ids: str) -> None:
+    """What the recipes do otherwise, what the training was, and all scores."""
+    if comparison["recipe"]:
+        differing = [(one["key"], one["a"], one["b"]) for one in comparison["recipe"]]
+        console.table((f"{comparison['task']}: recipe", *ids), differing)
+    if "training" in comparison:
+        rows = [(key, *(_cell(pair[side]) for side in "ab")) for key, pair in comparison["training"].items()]
+        console.table(("training", *ids), rows)
+    rows = [(key, *(figure(pair[side]) for side in "ab")) for key, pair in comparison["scores"].items()]
+    console.table((name, *ids), rows)
+
+
+def _difference(comparison: dict[str, Any]) -> str:
+    """The difference of two runs in words, with its interval if it has one."""
+    if comparison["difference"] is None:
+        of = ", ".join(comparison["not_comparable"]) or "an undefined figure"
+        return (
+            f"{figure(comparison['score_a'])} and {figure(comparison['score_b'])}, not comparable: {of}; evaluate both"
+            " models on one text with `bertkit eval mlm` or `lm`"
         )
+    change = f"{comparison['difference']:+.4f} from A to B"
+    if comparison["interval"] is None:
+        return f"{change}, without an interval"
+    low, high = comparison["interval"]
+    return (
+        f"{change}, {comparison['confidence']:.0%} interval {low:+.4f} to {high:+.4f}, p = {comparison['p_value']:.4f}"
+    )
 
 
 def verify(run: RunName, *, common: Output) -> None:
@@ -192,7 +232,9 @@ def replay(
     # A signal also ends the process that trains, and removes its directory.
     with TemporaryDirectory(prefix="bertkit-replay-") as temporary, interrupted_by_signals():
         directory = run_dir or Path(temporary) / found.id
-        again = rerun(found, directory, steps=steps, tolerance=tolerance, offline=common.offline)
+        again = rerun(
+            found, directory, steps=steps, tolerance=tolerance, offline=common.offline, progress=console.progress
+        )
     if again.environment:
         console.table(("differs", "then", "now"), again.environment)
     if common.as_json:

@@ -25,7 +25,7 @@ from bertkit.cli.options import (
     option,
     set_overrides,
 )
-from bertkit.cli.plans import flops_in_words
+from bertkit.cli.plans import flops_in_words, print_rows
 from bertkit.run import runs_root
 
 if TYPE_CHECKING:
@@ -115,15 +115,16 @@ def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
     ]
     console.table(("arm", "candidates", "scored runs", "steps per run", "total FLOPs"), rows)
     lengths = "taken as full; the study measures its text, and shorter ones give cheaper steps"
-    for name, value in {
-        "study": f"{plan['recipe']} ({plan['what_hash'][:8]})",
-        "runs": f"{plan['runs']:,}",
-        "steps": f"about {plan['steps']:,}",
-        "sequences": lengths if plan["full_sequences"] else "measured on the text",
-        "FLOPs": flops_in_words(plan),
-        "time here": f"{duration(plan['seconds'])}, plus the time for the measures",
-    }.items():
-        result(f"{name:<12}{value}")
+    print_rows(
+        {
+            "study": f"{plan['recipe']} ({plan['what_hash'][:8]})",
+            "runs": f"{plan['runs']:,}",
+            "steps": f"about {plan['steps']:,}",
+            "sequences": lengths if plan["full_sequences"] else "measured on the text",
+            "FLOPs": flops_in_words(plan),
+            "time here": f"{duration(plan['seconds'])}, plus the time for the measures",
+        }
+    )
 
 
 def _with_spread(score: Mapping[str, Any]) -> str:

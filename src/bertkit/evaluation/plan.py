@@ -1,6 +1,7 @@
 """Plans an evaluation on published tasks: which tasks have data, how the model's head is used, recipes.
 
-Not from a paper. Everything is decided before any training. Sibling tasks.py executes the plan.
+Not from a paper. Everything is decided before any training. Sibling tasks.py executes the plan, cost.py estimates what
+it costs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.metrics.modules import AdditionalMetric, load_metric
 from bertkit.models.files.hub import read_config
+from bertkit.models.files.model_files import encoder_directory, find_model
 from bertkit.recipe.hashing import what_hash
 from bertkit.recipe.resolve import Override
 from bertkit.tasks.catalogue import TaskSpec
@@ -107,6 +109,50 @@ class PlannedTask:
         """What determines its scores, besides model and data."""
         hashes = {str(seed): what_hash(recipe) for seed, recipe in self.recipes.items()}
         return {"recipes": hashes, "splits": [*self.watched, *self.later]}
+
+
+@dataclass(frozen=True)
+class PlannedEvaluation:
+    """The plan for all tasks.
+
+    Attributes:
+        directory: of the model.
+        published: see `published_rows`.
+        tasks: the tasks that can be evaluated.
+        left_out: why others cannot.
+    """
+
+    directory: Path
+    published: list[dict[str, Any]]
+    tasks: list[PlannedTask]
+    left_out: dict[str, str]
+
+    @classmethod
+    def of(cls, evaluation: TaskEvaluation) -> PlannedEvaluation:
+        """The plan of an evaluation; warns of tasks that are left out, and of settings without effect.
+
+        Raises:
+            UsageError: invalid overrides, or an unknown published row.
+            DataError: invalid model or data, or no task has data.
+        """
+        directory = encoder_directory(find_model(evaluation.arguments.model, offline=evaluation.arguments.offline))
+        rows = published_rows(evaluation, directory)
+        planned, left_out = plan_tasks(evaluation, directory)
+        for name, reason in left_out.items():
+            log.warning("%s is left out: %s", name, reason)
+        found = cls(directory, rows, planned, left_out)
+        if (evaluation.overrides or len(evaluation.seeds) > 1) and len(found.evaluated_as_is) == len(planned):
+            log.warning(
+                "settings and seeds of fine-tuning have no effect: %s has its own head, which is evaluated as it is;"
+                " --head new fine-tunes a new one",
+                evaluation.arguments.model,
+            )
+        return found
+
+    @property
+    def evaluated_as_is(self) -> list[str]:
+        """The tasks that are evaluated with the model's own head, without fine-tuning."""
+        return [task.spec.name for task in self.tasks if task.use == "own"]
 
 
 def plan_tasks(evaluation: TaskEvaluation, directory: Path) -> tuple[list[PlannedTask], dict[str, str]]:

@@ -23,12 +23,11 @@ import yaml
 from bertkit.errors import StoppedError, UsageError
 from bertkit.evaluation.plan import (
     MISMATCHED,
+    PlannedEvaluation,
     PlannedTask,
     TaskEvaluation,
     digest,
     finetune_arguments,
-    plan_tasks,
-    published_rows,
 )
 from bertkit.evaluation.run import EvaluationResult
 from bertkit.finetuning.data import prepare
@@ -39,7 +38,7 @@ from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.job import Job
 from bertkit.metrics import signed_score
-from bertkit.models.files.model_files import config_hash, encoder_directory, find_model, weights_hash
+from bertkit.models.files.model_files import config_hash, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import INNER_RUNS, RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished
@@ -89,17 +88,8 @@ def evaluate_tasks(
         DataError: invalid model or data, or no task has data.
         StoppedError, DivergedError: from a fine-tuning run.
     """
-    directory = encoder_directory(find_model(evaluation.arguments.model, offline=evaluation.arguments.offline))
-    rows = published_rows(evaluation, directory)
-    planned, left_out = plan_tasks(evaluation, directory)
-    for name, reason in left_out.items():
-        log.warning("%s is left out: %s", name, reason)
-    if (evaluation.overrides or len(evaluation.seeds) > 1) and all(task.use == "own" for task in planned):
-        log.warning(
-            "settings and seeds of fine-tuning have no effect: %s has its own head, which is evaluated as it is;"
-            " --head new fine-tunes a new one",
-            evaluation.arguments.model,
-        )
+    whole = PlannedEvaluation.of(evaluation)
+    directory, rows, planned = whole.directory, whole.published, whole.tasks
     fingerprints = {
         "data": digest(sorted(value for task in planned for value in task.files.values())),
         "tokenizer": load_tokenizer(directory, offline=evaluation.arguments.offline).fingerprint,
@@ -123,9 +113,9 @@ def evaluate_tasks(
             "model": evaluation.arguments.model,
             "tasks": table,
             "average": table[first.name][first.primary]["mean"],
-            "left_out": left_out,
+            "left_out": whole.left_out,
             "measured_on": measured_on(planned),
-            "evaluated_as_is": [task.spec.name for task in planned if task.use == "own"],
+            "evaluated_as_is": whole.evaluated_as_is,
             "runs": {name: each.runs for name, each in measured.items()},
             **({} if finish is None else finish(run, measured, table)),
         }

@@ -6,7 +6,7 @@ Tokens and FLOPs are those of the real examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,14 @@ from bertkit.models.files.hub import read_config
 from bertkit.models.headed import COMPANIONS, HeadedModel
 from bertkit.recipe.hashing import name_and_hash
 from bertkit.training.compiled_kernels import uses_attention_kernel
-from bertkit.training.cost import CHECKPOINT_BYTES, FORWARD_SHARE, count_parameters, spared_flops, step_flops
+from bertkit.training.cost import (
+    CHECKPOINT_BYTES,
+    FORWARD_SHARE,
+    count_parameters,
+    predictions_of,
+    spared_flops,
+    step_flops,
+)
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.method import Method
@@ -41,12 +48,15 @@ from bertkit.training.rates import group_rates
 
 _BYTES_OF_A_READ_TOKEN = 200.0
 """Memory per token of an example, for its text and ids."""
+_MODEL_BYTES = 4
+"""Bytes per parameter in the model of a finished run: float32."""
 _OTHER_LAYERS = ("theseus", "pruned")
 """Methods that number or nest layers anew."""
 
 
 def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
-    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command; labels with their counts.
+    """Parameters, steps, tokens, FLOPs, memory, disk and time of all runs of the command; how many runs there are, how
+    many examples each split has, and its labels with their counts.
 
     Tokens and FLOPs are those of the real sequences, training only, assuming that every weight is trained: a method
     that freezes the encoder costs less. For setfit they are those of the pairs of texts; for features those of the
@@ -104,7 +114,8 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             "initial_model": 4.0 * parameters.total,
             "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
         },
-        disk_bytes=parameters.total * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + 4 * len(planned))
+        disk_bytes=parameters.total
+        * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + _MODEL_BYTES * len(planned))
         + max(sum(part.store_bytes for part in own.parts) for _, own in planned),
         optimizer_flops=0.0 if optimizer is None else steps * optimizer.update_flops(model),
     )
@@ -115,7 +126,18 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     }
     found = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
     repeated = {f"{at}{s}": n for at, each in zip(prefixes, prepared, strict=True) for s, n in each.in_train.items()}
-    return document | {"labels": counts, "in_train": repeated, "skipped": skipped_counts(found)}
+    return document | {
+        "runs": len(planned),
+        "examples": {name: len(split.examples) for name, split in found.items()},
+        "labels": counts,
+        "in_train": repeated,
+        "skipped": skipped_counts(found),
+    }
+
+
+def models_mb(plan: Mapping[str, Any]) -> float:
+    """The part of a plan's `disk_mb` that remains when its runs are finished: their models."""
+    return float(_MODEL_BYTES * plan["parameters"]["total"] * plan["runs"] / 1e6)
 
 
 def _check_groups(recipe: FinetuneRecipe, data: _PlannedData) -> None:
@@ -138,14 +160,14 @@ def _check_groups(recipe: FinetuneRecipe, data: _PlannedData) -> None:
 
 def _largest_update(recipe: FinetuneRecipe, parts: Sequence[_TaskCost], engine: Engine) -> MemoryTerms:
     """Memory of the largest update, of the task that needs most."""
-    optimizer = recipe.optimisation.optimizer
+    optimizer, sequences = recipe.optimisation.optimizer, recipe.optimisation.batch_sequences
     return max(
         (
             training_memory(
                 part.model,
-                micro_batch_tokens=part.micro_batch_tokens(recipe.optimisation.batch_sequences, engine),
+                micro_batch_tokens=part.micro_batch_tokens(sequences, engine),
                 sequence_length=part.mean_length_seen,
-                predictions=0,
+                predictions=sum(predictions_of(part.head, part.micro_batch_tokens(sequences, engine)).values()),
                 bf16=engine.bf16,
                 recomputed=engine.activation_checkpointing,
                 device=engine.device,
@@ -204,11 +226,13 @@ class _TaskCost:
     """One task: its model without weights, its sequence lengths, and the cost of an epoch.
 
     Attributes:
+        head: of the task.
         once_flops: operations of a run besides its epochs.
         store_bytes: size of what a run stores on disk while it lasts.
     """
 
     model: HeadedModel
+    head: str
     length_S: Float64Array
     epoch_flops: float
     once_flops: float = 0.0
@@ -233,10 +257,9 @@ class _TaskCost:
     def of(cls, prepared: Prepared, method: Method, store_bytes: float) -> _TaskCost:
         """The cost of a task with this method; `store_bytes` limits what a run stores."""
         _, contents = read_config(prepared.model_directory)
+        head = prepared.task.head
         with torch.device("meta"):
-            model = HeadedModel(
-                prepared.config.build(contents["vocab_size"]), [prepared.task.head], labels=prepared.task.labels
-            )
+            model = HeadedModel(prepared.config.build(contents["vocab_size"]), [head], labels=prepared.task.labels)
             if pruned := prepared.pruned:
                 prune_heads(model, pruned)
             if isinstance(method, FeatureBased):
@@ -248,13 +271,13 @@ class _TaskCost:
             "squared_lengths": float((lengths**2).sum()),
             "sequences": float(lengths.size),
         }
-        flops = step_flops(model, **sizes, predictions=0)
-        if model.reads_one_token(prepared.task.head):
+        flops = step_flops(model, **sizes, predictions=predictions_of(head, sizes["tokens"]))
+        if model.reads_one_token(head):
             flops -= spared_flops(model.encoder, **sizes)
         if not isinstance(model.encoder, FeatureLstm):
-            return cls(model, lengths, flops)
+            return cls(model, head, lengths, flops)
         stored = FEATURE_BYTES * sizes["tokens"] * model.encoder.features_width
         encoder = FORWARD_SHARE * step_flops(HeadedModel(model.encoder.base), **sizes, predictions=0)
         if stored > store_bytes:
-            return cls(model, lengths, flops + encoder)
-        return cls(model, lengths, flops, once_flops=encoder, store_bytes=stored)
+            return cls(model, head, lengths, flops + encoder)
+        return cls(model, head, lengths, flops, once_flops=encoder, store_bytes=stored)

@@ -85,9 +85,15 @@ def test_tasks_are_fine_tuned_and_enter_the_submission(
     save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / "model")
     write_glue(write_evaluation_data(tmp_path / "evaluation_data") / "full_eval")
     command = ("eval", "babylm", "--model", "model", "--data-dir", "evaluation_data", "--only", "wug_adj", "--json")
-    outcome = bertkit(*command, "--finetune", "all", "--finetune-steps", "2")
+    command += ("--finetune", "all", "--finetune-steps", "2")
+    planned = json.loads(bertkit(*command, "--plan").stdout)
+    assert not Path("runs").exists()
+    outcome = bertkit(*command)
     assert outcome.code == 0, outcome.stderr
     document = json.loads(outcome.stdout)
+    assert (planned["suite"], planned["steps"], list(planned["tasks"])) == ("babylm", 4, ["rte", "wsc"])
+    assert planned["tasks"]["rte"]["examples"] == {"train": 12, "dev": 5}
+    assert planned["left_out"]["boolq"] == document["left_out"]["boolq"]
     assert set(document["tasks"]) == {"wug_adj", "rte", "wsc"}
     assert {"accuracy", "accuracy_last_epoch"} <= set(document["tasks"]["rte"])
     assert document["finetuned"]["over"] == ["rte", "wsc"]
@@ -141,11 +147,14 @@ def test_mistakes_of_finetuning_end_with_their_codes(bertkit, tmp_path: Path, mo
     save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / "model")
     write_evaluation_data(tmp_path / "evaluation_data")
     for code, told, arguments in [
+        (2, "--plan: only fine-tuning is planned; add --finetune TASK", ["--plan"]),
+        (2, "--plan and --checkpoints exclude each other", ["--plan", "--checkpoints", "--sample", "fast"]),
         (2, "did you mean multirc?", ["--finetune", "multirk"]),
         (2, "--finetune needs --sample full", ["--finetune", "rte", "--sample", "fast"]),
         (3, "no folder glue_filtered", ["--finetune", "rte"]),
     ]:
         command = ("eval", "babylm", "--model", "model", "--data-dir", "evaluation_data", "--only", "wug_adj")
-        outcome = bertkit(*command, *arguments)
-        assert outcome.code == code, outcome.stderr
-        assert told in " ".join(outcome.stderr.split())
+        for more in ((), ("--plan",)):
+            outcome = bertkit(*command, *arguments, *more)
+            assert outcome.code == code, outcome.stderr
+            assert told in " ".join(outcome.stderr.split())

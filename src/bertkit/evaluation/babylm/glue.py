@@ -19,6 +19,7 @@ from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.babylm.tasks import places_of
+from bertkit.evaluation.cost import evaluation_plan
 from bertkit.evaluation.plan import TaskEvaluation
 from bertkit.evaluation.run import EvalArguments, single_score
 from bertkit.evaluation.tasks import PREDICTIONS, evaluate_tasks
@@ -125,19 +126,7 @@ def finetune_glue(
         UsageError: a name is not a task of the subset.
     """
     names = glue_names(wanted)
-    limits = [] if steps is None else [Override("optimisation.steps", steps)]
-    evaluation = TaskEvaluation(
-        suite=SUITE,
-        tasks=tuple(find_task(f"{PREFIX}{name}") for name in names),
-        arguments=replace(arguments, run_dir=None),
-        data_dir=_place(data),
-        seeds=(SEED,),
-        overrides=(*(Override(key, value) for key, value in OFFICIAL.items()), *limits),
-        head="new",
-        published="none",
-        may_lack=ALL in wanted,
-    )
-    done = evaluate_tasks(evaluation, progress=progress)
+    done = evaluate_tasks(_evaluation(arguments, data, wanted, steps), progress=progress)
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     predictions: dict[str, dict[str, Any]] = {}
     degenerate: dict[str, str] = {}
@@ -162,6 +151,35 @@ def finetune_glue(
     primary = [tasks[name][find_task(f"{PREFIX}{name}").primary]["mean"] for name in tasks]
     average = sum(primary) / len(primary) if len(primary) == len(TEXTS) else None
     return GlueScores(tasks, predictions, left_out, average, str(done.run.path), degenerate)
+
+
+def glue_plan(arguments: EvalArguments, data: Path | None, wanted: Sequence[str], steps: int | None) -> dict[str, Any]:
+    """What `finetune_glue` with the same arguments would cost: `evaluation_plan`, with the tasks' official names.
+
+    Raises:
+        DataError, UsageError: see `finetune_glue`.
+    """
+    plan = evaluation_plan(_evaluation(arguments, data, wanted, steps))
+    named = {key: {name.removeprefix(PREFIX): own for name, own in plan[key].items()} for key in ("tasks", "left_out")}
+    return plan | named
+
+
+def _evaluation(
+    arguments: EvalArguments, data: Path | None, wanted: Sequence[str], steps: int | None
+) -> TaskEvaluation:
+    """The evaluation of these tasks with the official settings."""
+    limits = [] if steps is None else [Override("optimisation.steps", steps)]
+    return TaskEvaluation(
+        suite=SUITE,
+        tasks=tuple(find_task(f"{PREFIX}{name}") for name in glue_names(wanted)),
+        arguments=replace(arguments, run_dir=None),
+        data_dir=_place(data),
+        seeds=(SEED,),
+        overrides=(*(Override(key, value) for key, value in OFFICIAL.items()), *limits),
+        head="new",
+        published="none",
+        may_lack=ALL in wanted,
+    )
 
 
 def wrong_sizes(predictions: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.babylm.glue import GlueScores, finetune_glue, glue_files
+from bertkit.evaluation.babylm.glue import GlueScores, finetune_glue, glue_files, glue_plan
 from bertkit.evaluation.babylm.items import (
     COUNTS,
     ScoredItem,
@@ -49,7 +49,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import BabylmSettings
-from bertkit.files import sha256_of
+from bertkit.files import open_text_to_write, sha256_of
 from bertkit.metrics.regression import spearman_value
 from bertkit.metrics.statistics import bootstrap_interval
 from bertkit.models.headed import SCORING_RULE
@@ -100,15 +100,11 @@ def evaluate_babylm(
         DataError: no data, invalid data, or a model that cannot score text.
         UsageError: the rule does not fit the model, or the run directory is taken.
     """
-    if settings.finetune and settings.sample != "full":
-        raise UsageError("--finetune needs --sample full: checkpoints are not fine-tuned; leave one of them out")
-    tuned = glue_files(data, settings.finetune) if settings.finetune else []
-    found, left_out = find_tasks(data, settings.sample, settings.only)
-    loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
-    rule = choose_rule(loaded.model, settings.rule, source=arguments.model)
+    opened = _Opened.of(arguments, data, settings)
+    loaded, rule, found = opened.loaded, opened.rule, opened.found
     engine = arguments.engine()
     read = [file for path in found.values() for file in _files(path)]
-    files = {str(file): sha256_of(file) for file in (*read, *tuned)}
+    files = {str(file): sha256_of(file) for file in (*read, *opened.tuned)}
     identity = measurement_identity("eval", SUITE, [loaded], settings, arguments, data=files, seed=settings.seed)
     if (done := finished_measurement(identity, arguments)) is not None:
         return EvaluationResult(done, done.results or {})
@@ -118,7 +114,7 @@ def evaluate_babylm(
         finetuned = finetune_glue(arguments, data, settings.finetune, settings.finetune_steps, progress)
 
     def compute(run: RunDirectory) -> dict[str, Any]:
-        measured = BabylmScores(left_out=left_out, finetuned=finetuned)
+        measured = BabylmScores(left_out=opened.left_out, finetuned=finetuned)
         for task in TASKS:
             if task.name in found:
                 _measure(run, task, found[task.name], loaded, rule, settings, engine, measured, progress)
@@ -127,6 +123,50 @@ def evaluate_babylm(
         return _results(run, loaded, rule, settings, measured)
 
     return measure(identity, arguments, compute)
+
+
+def babylm_plan(arguments: EvalArguments, data: Path | None, settings: BabylmSettings) -> dict[str, Any]:
+    """The cost of the fine-tuned part before it starts, as `evaluation_plan` gives it; the other parts are not counted.
+
+    Raises:
+        UsageError: nothing is fine-tuned.
+        DataError, UsageError: as for `evaluate_babylm`.
+    """
+    if not settings.finetune:
+        raise UsageError("--plan: only fine-tuning is planned; add --finetune TASK, or leave --plan out")
+    _Opened.of(arguments, data, settings)
+    return glue_plan(arguments, data, settings.finetune, settings.finetune_steps) | {"suite": SUITE}
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The model and the data of an evaluation.
+
+    Attributes:
+        loaded: the model.
+        rule: how it scores a text.
+        found: the data of each task that can be scored.
+        left_out: why others cannot.
+        tuned: the files of the tasks to fine-tune.
+    """
+
+    loaded: LoadedModel
+    rule: type[ScoringRule]
+    found: dict[str, Path]
+    left_out: dict[str, str]
+    tuned: list[Path]
+
+    @classmethod
+    def of(cls, arguments: EvalArguments, data: Path | None, settings: BabylmSettings) -> _Opened:
+        """Raises:
+        DataError, UsageError: see `evaluate_babylm`.
+        """
+        if settings.finetune and settings.sample != "full":
+            raise UsageError("--finetune needs --sample full: checkpoints are not fine-tuned; leave one of them out")
+        tuned = glue_files(data, settings.finetune) if settings.finetune else []
+        found, left_out = find_tasks(data, settings.sample, settings.only)
+        loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
+        return cls(loaded, choose_rule(loaded.model, settings.rule, source=arguments.model), found, left_out, tuned)
 
 
 def _measure(
@@ -318,7 +358,7 @@ def _write_predictions(run: RunDirectory, task: str, answered: Sequence[ScoredIt
     directory = run.path / "predictions"
     directory.mkdir(exist_ok=True)
     counts: dict[str, int] = {}
-    with (directory / f"{task}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+    with open_text_to_write(directory / f"{task}.jsonl") as file:
         for each in answered:
             subset = each.choice.subset
             row = {
