@@ -15,7 +15,8 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import build_task, load_examples
 from bertkit.finetuning.inputs import SplitSettings
-from bertkit.finetuning.recipe import CustomTask
+from bertkit.finetuning.own_data import read_own_split, with_split_hash
+from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.models.families.bert import BertConfig
@@ -85,6 +86,36 @@ def test_what_evaluates_the_run_later_reads_the_same_rows(place: Place, held_out
     assert isinstance(recipe.task, CustomTask)
     assert recipe.task.split is not None
     assert recipe.task.split.sha256 == sha256_of(place.table)
+
+
+def test_a_run_records_that_equal_texts_are_together_and_older_runs_split_as_they_did(tmp_path: Path) -> None:
+    rows = [(f"text {k % 20}", label) for k, (_, label) in enumerate(reviews(COUNT, 1))]
+    table = write_table(tmp_path / "reviews.csv", rows)
+    task = CustomTask(train=str(table), split=SplitSettings(share=0.2), columns=COLUMNS)
+    recipe = with_split_hash(FinetuneRecipe(name="t", task=task, model="m"))
+    assert isinstance(recipe.task, CustomTask)
+    assert recipe.task.split is not None
+    assert recipe.task.split.duplicates == "together"
+
+    def texts(name: str, split: SplitSettings) -> list[str]:
+        changed = task.model_copy(update={"split": split})
+        return [str(getattr(each, "text", "")) for each in read_own_split(changed, name, table).examples]
+
+    recorded = recipe.task.split
+    earlier = recorded.model_copy(update={"duplicates": None})  # the key did not exist
+    assert texts("dev", recorded) == texts("dev", SplitSettings(share=0.2))
+    assert not set(texts("dev", recorded)) & set(texts("train", recorded))
+    assert set(texts("dev", earlier)) & set(texts("train", earlier))
+    assert texts("dev", earlier) == texts("dev", SplitSettings(share=0.2, duplicates="apart"))
+
+
+def test_duplicates_are_no_setting_where_documents_or_groups_are_split(bertkit: Bertkit, place: Place) -> None:
+    words = ["finetune", "--train", place.table, "--split", "0.2", "--text", "review", "--label", "stars", "--plan"]
+    words += ["--model", place.model, "--group", "stars", "--set", "task.split.duplicates=apart"]
+    refused = bertkit(*words)
+    assert refused.code == 2
+    assert "task.split.duplicates" in refused.stderr
+    assert "with columns.group is split by other units" in refused.stderr
 
 
 def test_a_stopped_run_goes_on_with_the_same_split(place: Place, held_out: FinishedRun) -> None:
@@ -229,7 +260,7 @@ def test_a_class_that_may_be_a_missing_label_is_asked_about(place: Place, bertki
     [
         ([], 2, "--train: give --dev FILE too, .* or --split 0.1 to hold some out, or --folds 5"),
         (["--split", "0.01"], 2, "fewer than its 2 labels"),
-        (["--folds", "61"], 2, "has only 60 examples; use at most that many folds"),
+        (["--folds", "61"], 2, "has only 59 different texts; use at most that many folds"),
         (["--split", "1.5"], 2, "less than 1"),
         (["--split", "0.1", "--delimiter", ";"], 3, "no ';' in the first line"),
         (["--split", "0.1", "--delimiter", "ab"], 2, "expected one character"),

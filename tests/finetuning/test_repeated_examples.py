@@ -60,16 +60,17 @@ def test_it_is_a_warning_only_for_the_users_own_data(caplog: pytest.LogCaptureFi
         assert line.getMessage().startswith("mine, dev: 1 of 2 examples (50.0%) also occur in train")
 
 
-def test_a_split_of_ones_own_table_names_the_group_that_keeps_equal_texts_together(
+def test_a_split_of_ones_own_table_repeats_no_text_unless_it_is_asked_to(
     bertkit: Callable[..., Any], tmp_path: Path
 ) -> None:
     rows = [(text, label) for _ in range(4) for text, label in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "y"))]
     table = write_table(tmp_path / "all.csv", rows, ("my text", "stars"))
     words = ["finetune", "--train", table, "--split", "0.5", "--text", "my text", "--label", "stars", "--plan"]
     words += ["--model", write_model(tmp_path / "base")]
-    told = bertkit(*words).stderr
-    assert "--group 'my text' keeps equal texts on one side of the split" in " ".join(told.split())
-    assert "also occur in train" not in bertkit(*words, "--group", "my text").stderr
+    told = " ".join(bertkit(*words).stderr.split())
+    assert "also occur in train" not in told
+    assert "12 of its rows have the texts of others; equal texts are on one side of the split" in told
+    assert "also occur in train" in bertkit(*words, "--set", "task.split.duplicates=apart").stderr
 
 
 def test_a_run_tells_and_records_them(bertkit: Callable[..., Any], tmp_path: Path) -> None:

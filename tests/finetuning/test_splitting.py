@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bertkit.errors import UsageError
-from bertkit.finetuning.splitting import folds, held_out
-from bertkit.tasks.examples import Answer, QuestionExample, Split, TaggedExample, TextExample
+from bertkit.finetuning.splitting import duplicates, folds, held_out
+from bertkit.tasks.examples import Answer, QuestionExample, SentenceExample, Split, TaggedExample, TextExample
 
 LABELS = ["a"] * 61 + ["b"] * 27 + ["c"] * 12
 
@@ -121,6 +122,47 @@ def test_documents_and_contexts_are_groups_by_themselves() -> None:
     assert all(len(set(fold_N[k : k + 5].tolist())) == 1 for k in range(0, 50, 5))
 
 
+def repeating(pairs: list[tuple[int, str]]) -> Split:
+    """Examples by the number of their text and their label."""
+    examples = [TextExample(str(k), f"t{text}", "same", label) for k, (text, label) in enumerate(pairs)]
+    return Split([*examples], source="mine.csv")
+
+
+def test_equal_texts_are_on_one_side_whatever_their_labels() -> None:
+    generator = np.random.default_rng(5)
+    numbers = generator.integers(80, size=200).tolist()
+    split = repeating(list(zip(numbers, LABELS * 2, strict=True)))
+    texts_N = np.array([each.text for each in split.examples])  # type: ignore[union-attr]
+    assert duplicates(split) == 200 - len(set(texts_N)) > 80
+    for seed in range(3):
+        dev = held_out(split, 0.2, seed)
+        assert not set(texts_N[dev]) & set(np.delete(texts_N, dev))
+        assert abs(len(dev) - 40) <= 2
+        assert dev.tolist() == held_out(split, 0.2, seed).tolist()
+        fold_N = folds(split, 4, seed)
+        assert all(len(set(fold_N[texts_N == text].tolist())) == 1 for text in set(texts_N))
+    apart = held_out(split, 0.2, 0, together=False)
+    assert set(texts_N[apart]) & set(np.delete(texts_N, apart))
+    sentences = Split([SentenceExample(str(k), (f"t{k // 2}", "other"), 0.5) for k in range(40)], source="mine.csv")
+    dev = held_out(sentences, 0.5, 0)
+    assert dev[::2].tolist() == (dev[1::2] - 1).tolist(), "both of every pair of rows"
+
+
+def test_texts_that_occur_once_are_split_as_they_always_were() -> None:
+    split = repeating([(number, label) for number, label in enumerate(LABELS)])
+    assert duplicates(split) == 0
+    for seed in range(3):
+        assert held_out(split, 0.2, seed).tolist() == held_out(split, 0.2, seed, together=False).tolist()
+        assert folds(split, 4, seed).tolist() == folds(split, 4, seed, together=False).tolist()
+
+
+def test_a_column_of_groups_decides_alone() -> None:
+    split = texts(["a", "b"] * 20, [f"g{k // 4}" for k in range(40)])
+    same = Split([replace(each, text="same") for each in split.examples], source="mine.csv", groups=split.groups)  # type: ignore[type-var]
+    assert held_out(same, 0.3, 0).tolist() == held_out(split, 0.3, 0).tolist()
+    assert duplicates(same) == 0
+
+
 def test_scores_are_stratified_by_their_deciles() -> None:
     split = texts([float(k) for k in range(100)])
     scores = [split.examples[k].label for k in held_out(split, 0.2, 0).tolist()]  # type: ignore[union-attr]
@@ -155,6 +197,8 @@ def test_a_dev_smaller_than_its_classes_is_refused(labels: list[Any], share: flo
 def test_one_group_cannot_be_split() -> None:
     with pytest.raises(UsageError, match=r"the 1 groups of mine.csv cannot be split this way; .*another column"):
         held_out(texts(["a", "b"] * 10, ["g"] * 20), 0.2, 0)
+    with pytest.raises(UsageError, match=r"the 1 different texts of mine.csv cannot be split this way; .* --dev FILE$"):
+        held_out(repeating([(0, "a")] * 20), 0.2, 0)
 
 
 def test_folds_above_the_examples_or_groups_are_refused() -> None:
@@ -162,6 +206,8 @@ def test_folds_above_the_examples_or_groups_are_refused() -> None:
         folds(texts(["a", "b"] * 3), 7, 0)
     with pytest.raises(UsageError, match=r"mine\.csv has only 3 groups"):
         folds(texts(["a", "b"] * 3, list("gghhii")), 4, 0)
+    with pytest.raises(UsageError, match=r"mine\.csv has only 2 different texts"):
+        folds(repeating([(0, "a"), (1, "b")] * 3), 4, 0)
     with pytest.raises(
         UsageError, match=r"all examples of 'rare' are in one fold, so its model would have none to train on"
     ):

@@ -12,13 +12,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from bertkit.data.random import Draw
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.mlm import evaluate_mlm
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import MlmSettings
 from bertkit.models.headed import SCORING_RULE
 from bertkit.models.scoring.rules import reads_causally
+from bertkit.pretraining.recipe import load_recipe
 from bertkit.probing.annotated import train_and_test
 from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.data import LabelledSentence, read_labelled
@@ -28,9 +29,11 @@ from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentences import Sentence, TextEncoder
 from bertkit.probing.states import layer_states
 from bertkit.progress import silent_progress
+from bertkit.run.directory import RunDirectory
 from bertkit.study.check import check_measures
-from bertkit.study.measure_settings import FinetuneMeasure
+from bertkit.study.measure_settings import FinetuneMeasure, MlmMeasure
 from bertkit.study.measured_data import measures_sha256
+from bertkit.study.measurer import Measurer
 from bertkit.study.run import run_study
 from bertkit.study.settings import Study
 from tests.probing.test_annotated import write_trees
@@ -104,6 +107,18 @@ def test_the_generator_speaks_for_a_model_that_finds_replaced_tokens(home: Path)
     request = EvalArguments(str(generator), device="cpu", runs_root=home / "by-hand", command=["test"])
     by_hand = evaluate_mlm(request, [str(home / "other.txt")], settings)
     assert own["other"]["score"] == by_hand.results["average"]
+
+
+def test_pseudo_perplexity_is_that_of_the_evaluation_and_lower_is_better(home: Path, tmp_path: Path) -> None:
+    run = RunDirectory.open(home / "run" / "runs" / "masked-seed=0")
+    text = [str(home / "other.txt")]
+    measure = MlmMeasure(kind="mlm", data=text, metric="pseudo_perplexity", sequences=5, pseudo_sequences=2)
+    assert not measure.higher
+    recipe = load_recipe(str(run.path / "recipe.yaml"))
+    found = Measurer(tmp_path, ["test"], silent_progress, offline=True).measure("x", measure, run, recipe)
+    request = EvalArguments(str(run.path), device="cpu", runs_root=tmp_path, command=["test"])
+    by_hand = evaluate_mlm(request, text, MlmSettings(sequences=5, pseudo_sequences=2))
+    assert found.score == by_hand.results["tasks"]["mlm"]["pseudo_perplexity"]["mean"]
 
 
 def test_fine_tuning_has_the_seed_of_its_run(home: Path) -> None:
@@ -220,3 +235,11 @@ def test_a_tasks_file_is_found_from_the_data_folder_and_recorded_in_full(tmp_pat
     of = Study.model_validate(study(name="t", measures={"mine": measure.model_dump(), "other": None}))
     with pytest.raises(UsageError, match=r"measures\.mine: metric: lower is better for mean_squared_error.*name it"):
         check_measures(of, offline=True)
+
+
+def test_all_measures_without_data_are_reported_at_once_with_the_settings_that_leave_them_out() -> None:
+    gone = {"text": {"kind": "mlm", "data": ["gone.txt"]}, "tags": {"kind": "layers", "data": "gone.conllu"}}
+    of = Study.model_validate(study(name="t", measures=gone | {"other": None}))
+    with pytest.raises(DataError, match=r"(?s)measures\.text: .*gone\.txt.*measures\.tags: .*gone\.conllu") as caught:
+        check_measures(of, offline=True)
+    assert "without these data: --set measures.text=null --set measures.tags=null" in str(caught.value)

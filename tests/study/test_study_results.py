@@ -118,12 +118,16 @@ def test_a_claim_may_ask_for_more_confidence() -> None:
         assert claim["difference"]["low"] == pytest.approx(low)
 
 
-def test_equal_differences_decide_nothing() -> None:
+@pytest.mark.parametrize("equal", [-0.5, 0.0])
+def test_equal_differences_decide_nothing(equal: float) -> None:
     """Two seeds can differ by the same share of few examples; the t interval of equal numbers has no width."""
     documents = [document("masked", seed, held_out=3.0 + seed) for seed in (0, 1)]
-    documents += [document("causal", seed, held_out=2.5 + seed) for seed in (0, 1)]
-    (claim,) = study_results(Study.model_validate(study(name="t", seeds=[0, 1])), {}, documents)["claims"]
-    assert (claim["verdict"], claim["difference"]["mean"]) == ("undecided", -0.5)
+    documents += [document("causal", seed, held_out=3.0 + equal + seed) for seed in (0, 1)]
+    claims = [{**STUDY["claims"][0], "margin": 0.1}]
+    (claim,) = study_results(Study.model_validate(study(name="t", seeds=[0, 1], claims=claims)), {}, documents)[
+        "claims"
+    ]
+    assert (claim["verdict"], claim["difference"]["mean"]) == ("undecided", equal)
     assert "same for all seeds" in claim["reason"]
 
 

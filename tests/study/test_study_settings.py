@@ -56,6 +56,11 @@ ONE_LAYER = {"set": {"model.num_hidden_layers": 1}}
             UsageError,
             "goes with window_bytes and pseudo_sequences",
         ),
+        (
+            {"measures": {"x": {"kind": "mlm", "data": ["other.txt"], "metric": "pseudo_perplexity"}}},
+            UsageError,
+            "metric pseudo_perplexity goes with pseudo_sequences",
+        ),
         ({"measures": {"x": {"kind": "blimp", "directory": "gone"}}}, DataError, r"measures\.x: "),
         ({"measures": {"x": {"kind": "layers", "data": "gone.conllu"}}}, DataError, r"measures\.x: .*gone\.conllu"),
         ({"measures": {"x": {"kind": "finetune", "task": "rte", "directory": "gone"}}}, DataError, r"measures\.x: "),

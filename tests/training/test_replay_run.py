@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bertkit.errors import StoppedError
+from bertkit.errors import CheckError, StoppedError
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MACHINE_FIGURES, read_metrics
@@ -74,10 +74,25 @@ def test_what_differs_is_named_and_the_exit_code_is_5(run: RunDirectory, bertkit
     again = bertkit("runs", "replay", run.path)
     assert again.code == 5
     assert f"step 8: grad_norm was {changed['grad_norm']} and is {right}" in again.stderr
-    assert bertkit("runs", "replay", run.path, "--steps", "7").code == 0
+    part = bertkit("runs", "replay", run.path, "--steps", "7")
+    assert part.code == 0
+    assert "the same up to step 4" in part.stderr
+    assert "bertkit-replay-" not in part.stderr, "the directory is deleted"
+    assert "--resume" not in part.stderr
     within = bertkit("runs", "replay", run.path, "--tolerance", "1e-5", "--json")
     assert within.code == 0
     assert json.loads(within.stdout)["files"] is None
+
+
+def test_a_process_that_fails_without_an_error_is_told_by_its_last_line(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'warning: first' >&2\necho 'no room left' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    with pytest.raises(CheckError, match=r"only got to step 0: exit code 1: no room left$"):
+        rerun(run, tmp_path / "again")
 
 
 def test_a_signal_ends_the_process_that_trains_too(run: RunDirectory, tmp_path: Path) -> None:

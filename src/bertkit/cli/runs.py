@@ -157,10 +157,12 @@ def _tables(name: str, comparison: dict[str, Any], *ids: str) -> None:
 def _difference(comparison: dict[str, Any]) -> str:
     """The difference of two runs in words, with its interval if it has one."""
     if comparison["difference"] is None:
-        of = ", ".join(comparison["not_comparable"]) or "an undefined figure"
+        both = f"{figure(comparison['score_a'])} and {figure(comparison['score_b'])}"
+        if not comparison["not_comparable"]:
+            return both
         return (
-            f"{figure(comparison['score_a'])} and {figure(comparison['score_b'])}, not comparable: {of}; evaluate both"
-            " models on one text with `bertkit eval mlm` or `lm`"
+            f"{both}, on other held-out samples ({', '.join(comparison['not_comparable'])}); `bertkit eval mlm` or `lm`"
+            " evaluates both models on one text"
         )
     change = f"{comparison['difference']:+.4f} from A to B"
     if comparison["interval"] is None:

@@ -31,6 +31,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import LmSettings
+from bertkit.evaluation.text_sums import TextSums, write_sums
 from bertkit.generation.text import PromptTokens
 from bertkit.models.headed import SCORING_RULE
 from bertkit.models.scoring.rules import EncoderLeftToRight, LeftToRight, MaskedNextTokenScoring, choose_rule
@@ -62,13 +63,21 @@ class LmWindow:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """Sums over a text, in nats; `bytes` counts the UTF-8 bytes of the scored documents."""
+    """Sums over a text, in nats, and over each of its documents.
+
+    `bytes` counts the UTF-8 bytes of the scored documents.
+    """
 
     nats: float
     tokens: int
     bytes: int
-    documents: int
     given: int
+    sums: list[TextSums]
+
+    @property
+    def documents(self) -> int:
+        """The number of scored documents."""
+        return len(self.sums)
 
     @property
     def bits_per_byte(self) -> float:
@@ -132,6 +141,8 @@ def evaluate_lm(
             for task, predict in predictors.items()
         }
         scored = scores[TASK]
+        for task, own in scores.items():
+            write_sums(run, task, own.sums)
         return {
             "suite": SUITE,
             "model": loaded.name,
@@ -187,35 +198,41 @@ def score_text(
         DataError: there are no tokens to score.
     """
     start_ids, lone_ids = starts.start_ids, starts.lone_ids
-    nats, tokens, size, documents, given = 0.0, 0, 0, 0, 0
-    batch: list[LmWindow] = []
+    nats, tokens, size, given = 0.0, 0, 0, 0
+    batch: list[tuple[LmWindow, TextSums]] = []
+    sums: list[TextSums] = []
 
     def score() -> tuple[float, int]:
         index, target, offset = [], [], 0
-        for window in batch:
+        for window, _ in batch:
             index.append(np.arange(window.first, len(window.ids)) + offset - 1)
             target.append(np.array(window.ids[window.first :], dtype=np.int64))
             offset += len(window.ids)
-        scores = predict([window.ids for window in batch], np.concatenate(index), np.concatenate(target))
+        scores = predict([window.ids for window, _ in batch], np.concatenate(index), np.concatenate(target))
+        parts = np.split(scores.log_p_M, np.cumsum([each.size for each in target])[:-1])
+        for (_, document), part_M in zip(batch, parts, strict=True):
+            document["tokens"] += int(part_M.size)
+            document["nats"] -= float(part_M.sum(dtype=np.float64))
         return -float(scores.log_p_M.sum(dtype=np.float64)), int(scores.log_p_M.size)
 
     with progress("score", max_tokens, "tokens") as meter:
-        for text, ids_T in _documents(corpus, starts.tokenizer):
+        for number, (text, ids_T) in enumerate(_documents(corpus, starts.tokenizer)):
             if max_tokens is not None and tokens >= max_tokens:
                 break
             ids_T = ids_T[::-1] if backward else ids_T
             own = list(sliding_windows(ids_T.tolist(), start_ids, lone_ids, length=length, stride=stride))
             if not own:
                 continue
-            documents += 1
-            size += len(text.encode("utf-8", errors="surrogatepass"))
+            own_bytes = len(text.encode("utf-8", errors="surrogatepass"))
+            sums.append({"id": number, "tokens": 0, "bytes": own_bytes, "nats": 0.0})
+            size += own_bytes
             given += not (start_ids or lone_ids)
             for window in own:
-                if batch and sum(len(each.ids) for each in batch) + len(window.ids) > max_batch_tokens:
+                if batch and sum(len(each.ids) for each, _ in batch) + len(window.ids) > max_batch_tokens:
                     found, count = score()
                     nats, tokens, batch = nats + found, tokens + count, []
                     meter.update(tokens)
-                batch.append(window)
+                batch.append((window, sums[-1]))
             if max_tokens is not None and batch:  # so that scoring ends with a whole document
                 found, count = score()
                 nats, tokens, batch = nats + found, tokens + count, []
@@ -226,7 +243,7 @@ def score_text(
             meter.update(tokens)
     if not tokens:
         raise DataError(f"{', '.join(corpus.sources)}: no document with a token to score")
-    return ScoredText(nats, tokens, size, documents, given)
+    return ScoredText(nats, tokens, size, given, sums)
 
 
 def sliding_windows(

@@ -34,6 +34,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
+from bertkit.evaluation.text_sums import TextSums, write_sums
 from bertkit.models.scoring.pseudo_likelihood import score_ids
 from bertkit.models.scoring.rules import MaskedRule, mask_rule
 from bertkit.models.scoring.token_predictors import TokenPredictor
@@ -112,7 +113,7 @@ def evaluate_mlm(
     predict = scoring.predictor(loaded.model, device=engine.device)
 
     def compute(run: RunDirectory) -> dict[str, Any]:
-        figures: dict[str, Any] = masked_figures(
+        figures, sums = masked_figures(
             predict, scoring, windows, draw, rate=settings.rate, max_batch_tokens=engine.micro_batch_tokens
         )
         scored = windows[: settings.pseudo_sequences]
@@ -125,6 +126,9 @@ def evaluate_mlm(
             if settings.window_bytes is not None:
                 nats = -float(np.concatenate(log_p).sum(dtype=np.float64))
                 figures["pseudo_bits_per_byte"] = nats / math.log(2) / sum(window.bytes for window in scored)
+            for window, log_p_N in zip(scored, log_p, strict=True):
+                sums[window.number]["pseudo_nats"] = -float(log_p_N.sum(dtype=np.float64))
+        write_sums(run, TASK, [sums[window.number] for window in windows])
         protocol = _protocol(scoring, settings, length, windows, scored=len(scored))
         return {
             "suite": SUITE,
@@ -222,9 +226,14 @@ def masked_figures(
     *,
     rate: float,
     max_batch_tokens: int,
-) -> dict[str, Any]:
-    """Accuracy, perplexity and the accuracy of the best constant guess, with a share of each window masked at once."""
+) -> tuple[dict[str, Any], dict[int, TextSums]]:
+    """Accuracy, perplexity and the accuracy of the best constant guess, with a share of each window masked at once.
+
+    Returns:
+        The figures, and the sums of each window by its number.
+    """
     log_p, is_first, targets = [], [], []
+    sums: dict[int, TextSums] = {}
     for batch in _batches(windows, max_batch_tokens):
         ids, index_M, target_M, offset = [], [], [], 0
         for window in batch:
@@ -239,11 +248,23 @@ def masked_figures(
         answers = predict(ids, np.concatenate(index_M), targets[-1])
         log_p.append(answers.log_p_M)
         is_first.append(answers.is_first_M)
-    return {
+        ends = np.cumsum([each.size for each in target_M])[:-1]
+        parts = zip(batch, np.split(answers.log_p_M, ends), np.split(answers.is_first_M, ends), strict=True)
+        for window, own_log_p_M, own_is_first_M in parts:
+            sums[window.number] = {
+                "id": window.number,
+                "tokens": int(window.ids_T.size),
+                **({"bytes": window.bytes} if window.bytes else {}),
+                "masked": int(own_log_p_M.size),
+                "right": int(own_is_first_M.sum()),
+                "nats": -float(own_log_p_M.sum(dtype=np.float64)),
+            }
+    figures = {
         "accuracy": float(np.concatenate(is_first).mean()),
         "perplexity": Figures(np.concatenate(log_p)).perplexity,
         "constant_accuracy": float(np.bincount(np.concatenate(targets)).max() / sum(map(len, targets))),
     }
+    return figures, sums
 
 
 def chosen_tokens(window: Window, draw: Draw, rate: float) -> Int64Array:

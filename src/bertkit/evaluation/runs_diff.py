@@ -1,8 +1,9 @@
 """Compares two runs on the same examples: which is better, with what certainty, and where they disagree.
 
 Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP: the paired bootstrap over a test set's examples
-(bertkit.metrics.statistics). The interval covers variation over examples, not over seeds. Sibling score.py scores one
-file of predictions.
+(bertkit.metrics.statistics). The interval covers variation over examples, not over seeds. Siblings: language_diff.py
+compares evaluations of language models, pretraining_diff.py runs that train on text; score.py scores one file of
+predictions.
 
 Shapes: N examples.
 """
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.language_diff import compare_language, language_suite
+from bertkit.evaluation.pretraining_diff import compare_pretraining, trains_on_text
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.inputs import CustomTask
@@ -25,7 +28,7 @@ from bertkit.metrics.base import Additive
 from bertkit.metrics.classification import BinaryF1
 from bertkit.metrics.spans import accepted_v2, best_over, exact_match
 from bertkit.metrics.statistics import paired_bootstrap
-from bertkit.recipe.hashing import differing_keys
+from bertkit.recipe.hashing import differences_document, differing_keys
 from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import RECIPE, SUITE_FILE, RunDirectory
 from bertkit.run.find import run_of_suite
@@ -71,7 +74,8 @@ class SavedRun:
         if not files:
             raise DataError(
                 f"{run.path}: a run of kind {run.record['kind']} ({run.status}) without predictions/; compare runs of"
-                " `bertkit finetune` or `bertkit eval TASK` that are done"
+                " `bertkit finetune` or `bertkit eval TASK` that are done, two of `bertkit eval mlm` or `lm`, or two of"
+                " `bertkit pretrain`"
             )
         return cls(run, files, _recipes(run, {task for task, _ in files}))
 
@@ -133,10 +137,12 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Compare two runs on every task and split with known labels that both predicted.
 
+    Two evaluations of language models are compared on their texts, two runs that train on text by their results.
+
     Args:
         a, b: the runs.
         task, split: only compare these.
-        metric: metric to use instead of the task's primary one.
+        metric: metric to use instead of the task's primary one, or of all figures of a language model.
         resamples, seed: number of resamples and seed of the bootstrap.
         offline: do not use the network for gold data.
 
@@ -148,6 +154,23 @@ def compare_runs(
         UsageError: the task does not have the metric.
         DataError: nothing in common, different examples, or gold data that cannot be read.
     """
+    suites = [language_suite(run) for run in (a, b)]
+    if suites[0] is not None and suites[0] == suites[1]:
+        comparisons = compare_language(
+            a, b, suites[0], task=task, split=split, metric=metric, resamples=resamples, seed=seed
+        )
+        return {"a": str(a.path), "b": str(b.path), "comparisons": comparisons}
+    if trains_on_text(a) and trains_on_text(b):
+        for name, given in (("task", task), ("split", split)):
+            if given is not None:
+                raise UsageError(f"--{name} {given}: runs that train on text have no {name}s; leave it out")
+        return {"a": str(a.path), "b": str(b.path), "comparisons": [compare_pretraining(a, b, metric)]}
+    for run, suite in zip((a, b), suites, strict=True):
+        if suite is not None or trains_on_text(run):
+            raise DataError(
+                f"nothing to compare: {a.path} is a run of `{_command(a)}`, {b.path} of `{_command(b)}`; evaluate both"
+                " models with the same command"
+            )
     first, second = SavedRun.open(a), SavedRun.open(b)
     pairs = [
         (mine, theirs) for mine, theirs in _pairs(first, second) if task in (None, mine[0]) and split in (None, mine[1])
@@ -165,6 +188,12 @@ def compare_runs(
     if not comparisons:
         raise DataError(f"{', '.join(f'{name} {part}' for (name, part), _ in pairs)}: no labels to compare with")
     return {"a": str(a.path), "b": str(b.path), "comparisons": comparisons}
+
+
+def _command(run: RunDirectory) -> str:
+    """The command of a run, with the suite of an evaluation."""
+    kind, name = run.record["kind"], str(run.record["recipe"])
+    return f"bertkit {kind} {name.removeprefix('eval-')}" if kind == "eval" else f"bertkit {kind}"
 
 
 Key = tuple[str, str]
@@ -225,10 +254,7 @@ def _comparison(
         **{key: bootstrap[key] for key in ("confidence", "p_value", "resamples", "undefined")},
         "agreement": agreement(spec, examples, *predictions),
         "scores": {name: {"a": scores[0][name], "b": scores[1][name]} for name in scores[0]},
-        "recipe": [
-            {"key": key, "a": _plain(x), "b": _plain(y)}
-            for key, x, y in differing_keys(recipe, second.recipes[theirs[0]])
-        ],
+        "recipe": differences_document(differing_keys(recipe, second.recipes[theirs[0]])),
     }
 
 
@@ -297,8 +323,3 @@ def is_right(spec: TaskSpec, prediction: Any, reference: Any) -> bool:
     if spec.kind == "multi_label":
         return set(prediction) == set(reference)
     return bool(prediction == reference)
-
-
-def _plain(value: Any) -> Any:
-    """A recipe's value as plain JSON data."""
-    return value if value is None or isinstance(value, bool | int | float | str | list | dict) else str(value)

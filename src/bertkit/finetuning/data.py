@@ -24,7 +24,7 @@ from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.label_counts import label_counts, log_label_counts
 from bertkit.finetuning.own_data import read_own_split
 from bertkit.finetuning.recipe import FinetuneRecipe
-from bertkit.finetuning.repeated_examples import grouping_remedy, log_repeated_examples
+from bertkit.finetuning.repeated_examples import log_repeated_examples
 from bertkit.finetuning.warm_start import head_directory, with_start
 from bertkit.metrics.modules import load_metric
 from bertkit.models.conversion.pruning import HeadChoice, saved_heads
@@ -201,8 +201,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
     log_label_counts(spec.name, counts)
-    is_own, remedy = isinstance(recipe.task, CustomTask), grouping_remedy(recipe.task)
-    in_train = log_repeated_examples(spec.name, train, splits, is_own=is_own, remedy=remedy)
+    in_train = log_repeated_examples(spec.name, train, splits, is_own=isinstance(recipe.task, CustomTask))
     labelled_train, train = train, preparation.learnt_from(train)
     train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may need none
     labelled = (*(("train",) if train_needs_labels else ()), *watched)

@@ -38,6 +38,11 @@ class SplitSettings(Settings):
     sha256: str | None = Field(
         None, description="Hash of the file's content when it was split; a file that has changed is refused."
     )
+    duplicates: Literal["together", "apart"] | None = Field(
+        None,
+        description="Whether rows with equal texts are kept on one side of the split (together, the default) or split"
+        " like other rows (apart, as in runs of versions before this key).",
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> SplitSettings:
@@ -52,6 +57,11 @@ class SplitSettings(Settings):
         """Whether there is one run per fold."""
         return self.folds is not None and self.fold is None
 
+    @property
+    def keeps_duplicates(self) -> bool:
+        """Whether rows with equal texts stay together; a run that has recorded its split without the key does not."""
+        return self.duplicates == "together" or (self.duplicates is None and self.sha256 is None)
+
 
 _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "classification": ("text", "text_pair", "label", "id"),
@@ -63,6 +73,8 @@ _COLUMNS: dict[Kind, tuple[str, ...]] = {
     "embedding": ("text", "text_pair", "label", "id", "negatives"),
 }
 """The columns that the readers of each kind of task use."""
+_KINDS_OF_ROWS = ("classification", "multi_label", "regression", "embedding")
+"""Kinds of tasks whose examples are split one by one, if there is no column of groups."""
 
 
 class CustomTask(Settings):
@@ -119,11 +131,19 @@ class CustomTask(Settings):
         """Whether there is one run per fold."""
         return self.split is not None and self.split.is_suite
 
+    @property
+    def may_have_duplicates(self) -> bool:
+        """Whether `split.duplicates` has an effect: on single rows of text."""
+        return self.kind in _KINDS_OF_ROWS and self.columns.group is None
+
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         read = (*_COLUMNS[self.kind], "group")  # refused above if nothing is split
         for name in Columns.model_fields:
             if name not in read:
                 yield UnreadKey(f"columns.{name}", f"files for a task of kind {self.kind} have no such column")
+        if self.split is not None and not self.may_have_duplicates:
+            grouped = "" if self.columns.group is None else " with columns.group"
+            yield UnreadKey("split.duplicates", f"a task of kind {self.kind}{grouped} is split by other units")
         if self.kind == "embedding":
             yield UnreadKey("metrics", "the metrics of an embedding model depend on the evaluated examples")
         if self.kind in ("regression", "span", "choice", "embedding"):

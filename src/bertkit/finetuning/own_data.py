@@ -18,7 +18,7 @@ from bertkit.errors import DataError
 from bertkit.files import sha256_of, write_json
 from bertkit.finetuning.inputs import CustomTask, SplitSettings
 from bertkit.finetuning.recipe import AnyRecipe
-from bertkit.finetuning.splitting import folds, held_out
+from bertkit.finetuning.splitting import duplicates, folds, held_out
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import Columns, TableReadOptions, read_own, read_perhaps_labelled
@@ -75,10 +75,11 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
     """
     in_dev = np.zeros(len(whole.examples), dtype=bool)
     if settings.share is not None:
-        in_dev[held_out(whole, settings.share, settings.seed)] = True
+        in_dev[held_out(whole, settings.share, settings.seed, together=settings.keeps_duplicates)] = True
     else:
         assert settings.folds is not None
-        in_dev = folds(whole, settings.folds, settings.seed) == (settings.fold or 0)
+        fold_N = folds(whole, settings.folds, settings.seed, together=settings.keeps_duplicates)
+        in_dev = fold_N == (settings.fold or 0)
     chosen = np.flatnonzero(in_dev == (name == "dev")).tolist()
     part = replace(
         whole,
@@ -92,6 +93,10 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
     log.info(
         "%s: dev is %d of %d examples (%.1f%%)%s", whole.source, len(chosen), len(whole.examples), 100 * share, groups
     )
+    if settings.keeps_duplicates and (count := duplicates(whole)):
+        log.info(
+            "%s: %d of its rows have the texts of others; equal texts are on one side of the split", whole.source, count
+        )
     return replace(part, notes={}, named={}, skipped=())
 
 
@@ -105,14 +110,16 @@ def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) ->
 
 
 def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
-    """The recipe with the hash of each file that is split, which becomes part of its identity."""
+    """The recipe with the hash of each file that is split, and what happens to its duplicates; both become part of its
+    identity."""
 
     def hashed(entry: Any) -> Any:
         if not isinstance(entry, CustomTask) or entry.split is None or entry.split.sha256 is not None:
             return entry
-        return entry.model_copy(
-            update={"split": entry.split.model_copy(update={"sha256": _hash_of(Path(entry.train))})}
-        )
+        update: dict[str, Any] = {"sha256": _hash_of(Path(entry.train))}
+        if entry.may_have_duplicates:
+            update["duplicates"] = entry.split.duplicates or "together"
+        return entry.model_copy(update={"split": entry.split.model_copy(update=update)})
 
     task = recipe.task
     found = tuple(map(hashed, task)) if isinstance(task, tuple) else hashed(task)

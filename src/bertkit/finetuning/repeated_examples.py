@@ -8,18 +8,15 @@ dev set and 6% of CoNLL-2003's, mostly short sentences.
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from bertkit.finetuning.inputs import CustomTask
 from bertkit.tasks.examples import Split
 
 log = logging.getLogger(__name__)
 
 _PLACE = ("id", "document")
-_KINDS_OF_ROWS = ("classification", "multi_label", "regression", "embedding")
 
 
 def repeated(train: Sequence[Any], examples: Sequence[Any]) -> int:
@@ -30,17 +27,7 @@ def repeated(train: Sequence[Any], examples: Sequence[Any]) -> int:
     return sum(content in found for content in contents)
 
 
-def grouping_remedy(task: Any) -> str:
-    """How to keep equal texts of a table that is split here on one side; empty if it is not, or has other groups."""
-    if not isinstance(task, CustomTask) or task.split is None or task.kind not in _KINDS_OF_ROWS:
-        return ""
-    grouped = task.columns.group is not None
-    return "" if grouped else f"; --group {shlex.quote(task.columns.text)} keeps equal texts on one side of the split"
-
-
-def log_repeated_examples(
-    name: str, train: Split, others: Mapping[str, Split], *, is_own: bool, remedy: str = ""
-) -> dict[str, int]:
+def log_repeated_examples(name: str, train: Split, others: Mapping[str, Split], *, is_own: bool) -> dict[str, int]:
     """Log, for each split, how many of its examples occur in train; returns the counts above 0.
 
     Args:
@@ -48,7 +35,6 @@ def log_repeated_examples(
         train: the examples that are trained on.
         others: the other splits.
         is_own: whether the data are the user's own, who can change them: then it is a warning.
-        remedy: added to the line.
     """
     counts = {split: repeated(train.examples, each.examples) for split, each in others.items()}
     for split, count in counts.items():
@@ -57,8 +43,8 @@ def log_repeated_examples(
             log.log(
                 logging.WARNING if is_own else logging.INFO,
                 "%s, %s: %s of %s examples (%.1f%%) also occur in train, with the same label; on these the score"
-                " measures memory, not generalisation%s",
-                *(name, split, f"{count:,}", f"{whole:,}", 100 * count / whole, remedy),
+                " measures memory, not generalisation",
+                *(name, split, f"{count:,}", f"{whole:,}", 100 * count / whole),
             )
     return {split: count for split, count in counts.items() if count}
 

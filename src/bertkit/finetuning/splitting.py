@@ -4,7 +4,8 @@ Stratified cross-validation: Kohavi 1995, IJCAI. scikit-learn's splitters serve 
 evaluated on the rows that it held out, so a seed must give the same rows in every version. Rare labels, groups and
 sizes that do not fit are errors here that say how to fix them.
 
-A unit is an example, or a whole group. Shapes: N examples, U units, L strata, K folds.
+A unit is an example, all examples with the same texts (which would otherwise be in train and dev), or a whole group.
+Shapes: N examples, U units, L strata, K folds.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ SCORE_BINS = 10
 """Regression scores are stratified by this many quantiles."""
 
 
-def held_out(split: Split, share: float, seed: int) -> Int64Array:
+def held_out(split: Split, share: float, seed: int, *, together: bool = True) -> Int64Array:
     """The dev examples: about `share` of all and of each label, in whole groups; no label is only in dev.
 
     Args:
         split: of the whole file.
         share: of the examples.
         seed: of the draw.
+        together: whether examples with the same texts stay together, if there is no column of groups.
 
     Returns:
         Positions in rising order.
@@ -48,7 +50,7 @@ def held_out(split: Split, share: float, seed: int) -> Int64Array:
     Raises:
         UsageError: dev would have no example, or fewer than there are labels, or the groups do not allow the split.
     """
-    examples, units = split.examples, _units(split)
+    examples, units = split.examples, _units(split, together=together)
     size = round(len(examples) * share)
     option, remedy = f"--split {share:g} (task.split.share)", "hold out more, or give --dev FILE"
     labels = {each.label for each in examples if isinstance(each, TextExample) and isinstance(each.label, str)}
@@ -65,14 +67,15 @@ def held_out(split: Split, share: float, seed: int) -> Int64Array:
         chosen = _nearest(counts_UL, size, seed)
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
+        other = ", or group by another column" if split.groups else ""
         raise UsageError(
-            f"{option}: the {len(units)} groups of {split.source} cannot be split this way; {remedy}, or group by"
-            " another column"
+            f"{option}: the {len(units)} {_kind_of_units(split)} of {split.source} cannot be split this way;"
+            f" {remedy}{other}"
         )
     return np.sort(np.concatenate(dev))
 
 
-def folds(split: Split, count: int, seed: int) -> Int64Array:
+def folds(split: Split, count: int, seed: int, *, together: bool = True) -> Int64Array:
     """The fold of each example, from 0; folds have about equally many examples, in all and of each label.
     Groups are kept whole.
 
@@ -80,6 +83,7 @@ def folds(split: Split, count: int, seed: int) -> Int64Array:
         split: of the whole file.
         count: K.
         seed: of the draw.
+        together: as in `held_out`.
 
     Returns:
         (N,).
@@ -87,10 +91,10 @@ def folds(split: Split, count: int, seed: int) -> Int64Array:
     Raises:
         UsageError: there are fewer examples or groups than folds, or all examples of a label are in one fold.
     """
-    examples, units = split.examples, _units(split)
+    examples, units = split.examples, _units(split, together=together)
     option = f"--folds {count} (task.split.folds)"
     if count > len(units):
-        what = "examples" if len(units) == len(examples) else "groups"
+        what = "examples" if len(units) == len(examples) else _kind_of_units(split)
         raise UsageError(f"{option}: {split.source} has only {len(units)} {what}; use at most that many folds")
     counts_UL = _counts(examples, units)
     order = _order(len(units), seed)
@@ -122,22 +126,38 @@ def _order(count: int, seed: int, attempt: int = 0) -> Int64Array:
     return Draw(seed, "split").permuted("units", np.arange(count), size=count, epoch=attempt)
 
 
-def _units(split: Split) -> list[Int64Array]:
+def duplicates(split: Split) -> int:
+    """How many examples have the same texts as an earlier one; 0 if there is a column of groups."""
+    texts = [] if split.groups else [each for each in split.examples if isinstance(each, TextExample | SentenceExample)]
+    return len(texts) - len({_texts(each) for each in texts})
+
+
+def _units(split: Split, *, together: bool) -> list[Int64Array]:
     """The positions of the examples of each unit, in the order of their first examples."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for position, example in enumerate(split.examples):
-        group = split.groups[position] if split.groups else _natural_group(example, position)
+        group = split.groups[position] if split.groups else _natural_group(example, position, together=together)
         groups.setdefault(group, []).append(position)
     return [np.array(positions, dtype=np.int64) for positions in groups.values()]
 
 
-def _natural_group(example: Example, position: int) -> str:
-    """The group of an example: sentences of a document and questions about a context stay together."""
+def _natural_group(example: Example, position: int, *, together: bool) -> Any:
+    """The group of an example: sentences of a document, questions about a context and equal texts stay together."""
     if isinstance(example, TaggedExample):
         return str(example.document)
     if isinstance(example, QuestionExample | ChoiceExample):
         return example.context
-    return str(position)
+    return _texts(example) if together else position
+
+
+def _texts(example: TextExample | SentenceExample) -> tuple[str | None, ...]:
+    return (example.text, example.text_pair) if isinstance(example, TextExample) else example.texts
+
+
+def _kind_of_units(split: Split) -> str:
+    """What units of several examples are called in messages."""
+    is_grouped = bool(split.groups) or not isinstance(split.examples[0], TextExample | SentenceExample)
+    return "groups" if is_grouped else "different texts"
 
 
 def _counts(examples: Sequence[Example], units: Sequence[Int64Array]) -> Int64Array:

@@ -29,6 +29,7 @@ from bertkit.recipe.hashing import name_and_hash
 from bertkit.text.added_tokens import extended
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.sources import open_corpus, require_texts
+from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.batch_ramp import updates_for
@@ -40,7 +41,9 @@ from bertkit.training.placement import multi_rank_error
 from bertkit.training.plan import PlannedCost, PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
 
 _BYTES_OF_A_TOKEN = 4.5
-"""For English text."""
+"""For English text, if the tokenizer is not there yet."""
+_COUNTED_BYTES = 1_000_000
+"""Size of the beginning of the text whose tokens are counted."""
 _COMPRESSED_RATIO = 3.0
 """Bytes of text per byte of its compressed file."""
 SAMPLED_MEGABYTES = 8.0
@@ -66,14 +69,14 @@ def pretraining_plan(
     """
     if not recipe.data.is_tokenised:
         require_texts(recipe.data.all_sources)
-    recipe, steps_estimated = _with_planned_steps(recipe)
-    text_tokens = _text_tokens(recipe)
-    engine = resolve_engine(recipe.engine)
-    text_bytes = 0.0
+    text_bytes, tokenizer = 0.0, None
     if vocab_size is None:
-        vocabulary, text_bytes = planned_vocabulary(recipe, offline=offline)
+        vocabulary, text_bytes, tokenizer = planned_vocabulary(recipe, offline=offline)
     else:
         vocabulary = PlannedVocabulary(vocab_size)
+    text_tokens = _text_tokens(recipe, tokenizer, offline=offline)
+    recipe, steps_estimated = _with_planned_steps(recipe, text_tokens)
+    engine = resolve_engine(recipe.engine)
     stages = stages_of(recipe)
     if recipe.engine.ranks > 1 and (reason := multi_rank_obstacle(stages)) is not None:
         raise multi_rank_error(recipe.engine.ranks, reason)
@@ -151,21 +154,19 @@ def _stretches_of(
         yield _Stretch(end - first, sequences * text_length, step), terms
 
 
-def _with_planned_steps(recipe: Recipe) -> tuple[Recipe, bool]:
+def _with_planned_steps(recipe: Recipe, text_tokens: float | None) -> tuple[Recipe, bool]:
     """The recipe with the steps that its passes will make, and whether they are estimated from the size of the text.
     They are for files and shards; for any other text, `steps` is used, which is their upper limit."""
     optimisation = recipe.optimisation
     if optimisation.passes is None:
         return recipe, False
-    tokens = _text_tokens(recipe)
-    if tokens is None:
+    if text_tokens is None:
         return recipe, True
-    tokens *= optimisation.passes * (1 - recipe.data.held_out)
-    sequences = tokens / recipe.data.sequence_length
+    sequences = text_tokens * optimisation.passes * (1 - recipe.data.held_out) / recipe.data.sequence_length
     return shortened(recipe, updates_for(sequences, optimisation.batch_sequences, optimisation.batch_ramp)), True
 
 
-def _text_tokens(recipe: Recipe) -> float | None:
+def _text_tokens(recipe: Recipe, tokenizer: Tokenizer | None, *, offline: bool) -> float | None:
     """Tokens of the text: counted for shards, estimated from bytes for files; None for any other text."""
     sources = recipe.data.sources
     files = [Path(source).expanduser() for source in sources]
@@ -174,11 +175,26 @@ def _text_tokens(recipe: Recipe) -> float | None:
     if not files or recipe.data.languages or not all(file.is_file() for file in files):
         return None
     ratios = [_COMPRESSED_RATIO if file.suffix in COMPRESSIONS else 1.0 for file in files]
-    return sum(ratio * file.stat().st_size for file, ratio in zip(files, ratios, strict=True)) / _BYTES_OF_A_TOKEN
+    size = sum(ratio * file.stat().st_size for file, ratio in zip(files, ratios, strict=True))
+    return size / (_BYTES_OF_A_TOKEN if tokenizer is None else _bytes_of_a_token(recipe, tokenizer, offline=offline))
 
 
-def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float]:
-    """The size of the model's vocabulary, and the bytes of text that it is trained on (0 if it is not trained).
+def _bytes_of_a_token(recipe: Recipe, tokenizer: Tokenizer, *, offline: bool) -> float:
+    """The mean over the beginning of the text."""
+    size, tokens = 0, 0
+    for document in open_corpus(recipe.data.sources, recipe.data.reading, offline=offline).documents():
+        size += sum(len(line.encode("utf-8", "surrogatepass")) + 1 for line in document)
+        tokens += len(tokenizer.encode_plain(document)[0]) + 1  # most layouts have a separator between documents
+        if size >= _COUNTED_BYTES:
+            break
+    return size / tokens if tokens else _BYTES_OF_A_TOKEN
+
+
+def planned_vocabulary(
+    recipe: Recipe, *, offline: bool = False
+) -> tuple[PlannedVocabulary, float, Tokenizer | None]:
+    """The size of the model's vocabulary, the bytes of text that it is trained on (0 if it is not trained), and the
+    tokenizer, unless it is still to be trained or belongs to token shards.
 
     The size is known if the tokenizer is given, or if the text is token shards. A vocabulary that is to be trained or
     extended on at most `SAMPLED_MEGABYTES` of files is trained or extended here, which takes a few seconds. For any
@@ -191,7 +207,7 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
     """
     tokenizer, sources = recipe.tokenizer, recipe.data.sources
     if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
-        return PlannedVocabulary(TokenShards.open(shards_directory(sources[0], offline=offline)).vocab_size), 0.0
+        return PlannedVocabulary(TokenShards.open(shards_directory(sources[0], offline=offline)).vocab_size), 0.0, None
     files = [] if recipe.data.languages else [Path(source).expanduser() for source in sources]
     are_files = bool(files) and all(file.is_file() for file in files)
     size = min(sum(file.stat().st_size for file in files), tokenizer.sample_megabytes * 1e6) if are_files else 0.0
@@ -201,10 +217,11 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
         given = load_tokenizer(tokenizer.path, offline=offline)
         if tokenizer.add_tokens and is_small:
             extended(given, text(), tokenizer.add_tokens, min_frequency=tokenizer.added_frequency)
-        return PlannedVocabulary(Vocabulary.of(given).size + tokenizer.add_tokens), 0.0
+        return PlannedVocabulary(Vocabulary.of(given).size + tokenizer.add_tokens), 0.0, given
     if not is_small:
-        return PlannedVocabulary(tokenizer.vocab_size, at_most=True), size
-    return PlannedVocabulary(train_tokenizer(tokenizer, text()).vocab_size), size
+        return PlannedVocabulary(tokenizer.vocab_size, at_most=True), size, None
+    trained = train_tokenizer(tokenizer, text())
+    return PlannedVocabulary(trained.vocab_size), size, trained
 
 
 def _sample(recipe: Recipe, *, offline: bool) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,22 @@ def name_and_hash(recipe: RecipeHeader) -> dict[str, str]:
 
 def differing_keys(first: BaseModel, second: BaseModel) -> list[tuple[str, Any, Any]]:
     """The dotted keys of `hashed_settings` that differ, with the first's and the second's value (or ABSENT)."""
-    a, b = hashed_settings(first), hashed_settings(second)
+    return differing_values(hashed_settings(first), hashed_settings(second))
+
+
+def differing_values(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The same for settings as JSON data."""
     # If only the order of named items differs, the flat forms are equal but the top-level values are not.
     return _unequal(_flat(a), _flat(b)) or _unequal(a, b)
+
+
+def differences_document(differing: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+    """Differing keys as JSON data: `[{"key", "a", "b"}, ...]`."""
+
+    def plain(value: Any) -> Any:
+        return value if value is None or isinstance(value, bool | int | float | str | list | dict) else str(value)
+
+    return [{"key": key, "a": plain(a), "b": plain(b)} for key, a, b in differing]
 
 
 def require_same_result(recorded: BaseModel, wanted: BaseModel, run: Path) -> None:

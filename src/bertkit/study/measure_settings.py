@@ -96,7 +96,7 @@ class MlmMeasure(MeasureSettings):
 
     kind: Literal["mlm"]
     data: list[str] = Field(min_length=1, description="Text that no run is trained on: files, globs, hub:ORG/NAME.")
-    metric: Literal["accuracy", "perplexity", "pseudo_bits_per_byte"] = Field(
+    metric: Literal["accuracy", "perplexity", "pseudo_perplexity", "pseudo_bits_per_byte"] = Field(
         "accuracy",
         description="Metric to report; the last choice, with window_bytes, compares arms with different vocabularies.",
     )
@@ -108,7 +108,7 @@ class MlmMeasure(MeasureSettings):
         None, ge=16, description="Maximum size in bytes of a window of whole words, instead of sequence_length."
     )
     pseudo_sequences: int = Field(
-        0, ge=0, description="Windows scored with each token masked one at a time, for pseudo_bits_per_byte."
+        0, ge=0, description="Windows scored with each token masked one at a time, for the metrics pseudo_*."
     )
     rate: float = Field(0.15, gt=0, lt=1, description="Masking rate: share of a window's tokens that is masked.")
 
@@ -122,7 +122,12 @@ class MlmMeasure(MeasureSettings):
 
     @model_validator(mode="after")
     def _metric_is_measured(self) -> Self:
-        if (self.metric == "pseudo_bits_per_byte") != bool(self.window_bytes and self.pseudo_sequences):
+        if self.metric == "pseudo_perplexity":
+            if not self.pseudo_sequences:
+                raise ValueError(
+                    "metric pseudo_perplexity goes with pseudo_sequences, the number of windows; give both"
+                )
+        elif (self.metric == "pseudo_bits_per_byte") != bool(self.window_bytes and self.pseudo_sequences):
             raise ValueError(
                 "metric pseudo_bits_per_byte goes with window_bytes and pseudo_sequences; give all three or none"
             )

@@ -17,11 +17,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bertkit.errors import BertkitError, CheckError, DataError, UsageError
 from bertkit.files import read_json, sha256_of
 from bertkit.hub import pinning
+from bertkit.progress import Progress, ProgressMeter, silent_progress
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RunDirectory
 from bertkit.run.find import run_of_suite
 from bertkit.run.metrics import MACHINE_FIGURES, METRICS_FILE, read_metrics
@@ -152,7 +153,13 @@ class Rerun:
 
 
 def rerun(
-    run: RunDirectory, directory: Path, *, steps: int | None = None, tolerance: float = 0.0, offline: bool = False
+    run: RunDirectory,
+    directory: Path,
+    *,
+    steps: int | None = None,
+    tolerance: float = 0.0,
+    offline: bool = False,
+    progress: Progress = silent_progress,
 ) -> Rerun:
     """Train a run again in another directory, up to the last update that is compared.
 
@@ -162,6 +169,8 @@ def rerun(
         steps: compare this many updates; None: all, and the model.
         tolerance: see MetricsComparison.
         offline: do not use the network.
+        progress: the display, which counts compared updates. What the other process shows is about its own directory,
+            so it is not shown.
 
     Raises:
         UsageError: the run trains nothing, or is a suite; there is nothing to compare; the directory is not empty.
@@ -172,26 +181,35 @@ def rerun(
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         raise UsageError(f"{directory}: is not empty; name a new directory for the repeated run")
     comparison = MetricsComparison(_lines(run, steps), tolerance)
-    options = ["--fresh", "--json", "--run-dir", str(directory), *(["--offline"] if offline else [])]
+    options = ["--fresh", "--json", "-q", "--run-dir", str(directory), *(["--offline"] if offline else [])]
     if (run.path / TIMES_FILE).is_file():
         # Quoted, because the value is YAML: a path may contain `: ` or ` #`.
         options += ["--set", f"engine.follow_times={json.dumps(str(run.path.resolve()), ensure_ascii=False)}"]
     command = [sys.executable, "-m", "bertkit", run.record["kind"], str(run.path / RECIPE), *options]
     compares_files = steps is None and run.status == "done"
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
-        process = subprocess.Popen(command, stdout=printed, env=_environment(run))
+    with _output() as printed, _output() as shown:
+        process = subprocess.Popen(command, stdout=printed, stderr=shown, env=_environment(run))
         try:
-            code = _followed(process, comparison, run, directory, to_the_end=compares_files)
+            with progress(f"{run.id} again", total=int(comparison.lines[-1]["step"])) as meter:
+                code = _followed(process, comparison, run, directory, meter, to_the_end=compares_files)
         finally:
             _end(process)
         if code not in (None, 0) or not comparison.is_complete:
-            printed.seek(0)
-            raise _failure(run, comparison, code, printed.read())
+            raise _failure(run, comparison, code, _read(printed), _read(shown))
     files = tuple(_differing_files(run, directory)) if compares_files and not tolerance else None
     if comparison.difference is not None:
         files = None
     changes = tuple(_changes(run.path, directory))
     return Rerun(comparison.step, comparison.figures, comparison.difference, files, changes)
+
+
+def _output() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+
+
+def _read(output: IO[str]) -> str:
+    output.seek(0)
+    return output.read()
 
 
 def _check(run: RunDirectory) -> None:
@@ -234,6 +252,7 @@ def _followed(
     comparison: MetricsComparison,
     run: RunDirectory,
     directory: Path,
+    meter: ProgressMeter,
     *,
     to_the_end: bool,
 ) -> int | None:
@@ -247,6 +266,7 @@ def _followed(
             _check_inputs(run, RunDirectory.open(directory))
         if (directory / METRICS_FILE).is_file():
             comparison.take(_lines_so_far(directory, roll_backs, ended=code is not None))
+            meter.update(comparison.step)
         if comparison.difference is not None or (comparison.is_complete and not to_the_end):
             return None
         if code is not None:
@@ -285,11 +305,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _failure(run: RunDirectory, comparison: MetricsComparison, code: int | None, printed: str) -> BertkitError:
+def _failure(
+    run: RunDirectory, comparison: MetricsComparison, code: int | None, printed: str, shown: str
+) -> BertkitError:
+    """What ended the process: its error, or else the last line that it has shown."""
     try:
         message = str(json.loads(printed)["error"])
     except (ValueError, KeyError, TypeError):
         message = "it wrote fewer figures than the run" if code in (None, 0) else f"exit code {code}"
+        message = ": ".join([message, *shown.strip().splitlines()[-1:]])
     kind = _ERRORS.get(code or 0, CheckError)
     return kind(f"{run.path}: the repetition only got to step {comparison.step}: {message}")
 

@@ -1,0 +1,60 @@
+"""Sums over each text of an evaluation of a language model, from which `runs diff` compares two models.
+
+Contract: `predictions/` of the run directory. A text is a window of `eval mlm` or a document of `eval lm`. Siblings
+mlm.py and lm.py write them, language_diff.py reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from bertkit.errors import DataError
+from bertkit.files import finite, open_text_to_write
+from bertkit.json_input import parse_json
+from bertkit.run.directory import RunDirectory
+
+PREDICTIONS = "predictions"
+TextSums = dict[str, Any]
+"""`id` of the text, its `tokens` and, if they are known, its UTF-8 `bytes`; `nats`, the summed negative log-probability
+of its predicted tokens. Of `eval mlm` also how many tokens were `masked` at once and `right`, and `pseudo_nats` of all
+tokens, each masked alone."""
+_NATS = ("nats", "pseudo_nats")
+
+
+def write_sums(run: RunDirectory, task: str, sums: Iterable[TextSums]) -> None:
+    """Write predictions/TASK.jsonl, one line per text; a sum that is infinite is null."""
+    directory = run.path / PREDICTIONS
+    directory.mkdir(exist_ok=True)
+    with open_text_to_write(directory / f"{task}.jsonl") as file:
+        for each in sums:
+            file.write(json.dumps(finite(each)) + "\n")
+
+
+def read_sums(run: RunDirectory, task: str) -> list[TextSums]:
+    """What `write_sums` wrote.
+
+    Raises:
+        DataError: the file is missing, as in runs of earlier versions, or damaged.
+    """
+    path = run.path / PREDICTIONS / f"{task}.jsonl"
+    if not path.is_file():
+        raise DataError(
+            f"{path}: is missing, so the texts cannot be compared one by one; runs of earlier versions do not have it:"
+            " evaluate again with this one"
+        )
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        row = parse_json(line, f"{path}, line {number}")
+        if not isinstance(row, dict) or not all(_is_sum(name, value) for name, value in row.items()):
+            raise DataError(f"{path}, line {number}: not the sums of a text; restore the file or evaluate again")
+        found.append({name: math.inf if value is None else value for name, value in row.items()})
+    return found
+
+
+def _is_sum(name: str, value: Any) -> bool:
+    if name in _NATS:
+        return value is None or isinstance(value, int | float)
+    return isinstance(value, int)
