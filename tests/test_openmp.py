@@ -10,7 +10,7 @@ import pytest
 
 from bertkit import openmp
 from bertkit.jobs.job import threads_of
-from bertkit.openmp import cpu_quota, limit_spinning, limit_threads, usable_cores
+from bertkit.openmp import cpu_quota, limit_spinning, limit_threads, usable_cores, warn_of_more_threads
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +129,25 @@ def test_threads_follow_the_quota(
     assert (usable_cores(), threads_of(2)) == (int(threads or 64), per_job)
     limit_spinning(lambda: 7)  # on other cores
     assert os.environ.get("OMP_WAIT_POLICY") == (None if threads else "passive")
+
+
+def test_a_library_tells_of_more_threads_than_the_quota_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_more_threads.cache_clear()
+    warn_of_more_threads(2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    write_files(tmp_path / "root", {"proc/self/cgroup": V2, f"{GROUPS}/cpu.max": "150000 100000\n"})
+    warn_of_more_threads.cache_clear()
+    warn_of_more_threads(2)
+    assert not caplog.records
+    for _ in range(2):
+        warn_of_more_threads(8)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("torch has 8 threads, but the CPU quota of this container allows 2;")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    warn_of_more_threads(5)
+    assert caplog.records == [record]
 
 
 def test_given_threads_and_physical_cores_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

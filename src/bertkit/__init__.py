@@ -22,6 +22,9 @@ def load(
 ) -> Model:
     """Load a finished model for prediction, encoding and mask filling.
 
+    The number of torch's threads, which belong to the whole process, is not changed. A warning says if there are more
+    than the CPU quota of a container allows.
+
     Args:
         model: a run directory, a model directory or a Hub id.
         device: where to compute; auto: CUDA if available.

@@ -12,11 +12,15 @@ a command starts (benchmarks/shared_cores.py measures all three).
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
+
+log = logging.getLogger(__name__)
 
 LOAD = Path("/proc/loadavg")
 ROOT = Path("/")
@@ -110,6 +114,21 @@ def limit_threads() -> None:
         cores //= 2  # torch starts a thread per physical core
     if not threads_are_given() and usable_cores() < cores:
         _own_count = os.environ["OMP_NUM_THREADS"] = str(usable_cores())
+
+
+@cache
+def warn_of_more_threads(threads: int) -> None:
+    """Say once that a library's caller has more threads than the CPU quota allows, unless OMP_NUM_THREADS is set.
+
+    The threads belong to the caller's whole process, so a library does not change their number.
+    """
+    if cpu_quota() is None or threads <= usable_cores() or threads_are_given():
+        return
+    log.warning(
+        "torch has %d threads, but the CPU quota of this container allows %d; with more, all are stopped most of the"
+        " time. Set OMP_NUM_THREADS=%d before Python starts, or call torch.set_num_threads(%d)",
+        *(threads, usable_cores(), usable_cores(), usable_cores()),
+    )
 
 
 def thread_count(threads: int) -> str:

@@ -75,3 +75,14 @@ def test_faults_have_their_exit_codes_and_no_traceback(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", ["hf", "static"])
+def test_the_working_directory_is_not_replaced(
+    bertkit: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    (tmp_path / "empty" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "empty" / "inner")
+    for to in (".", ".."):
+        done = bertkit("export", model, "--to", to, "--format", form)
+        assert (done.code, "is or contains the working directory" in done.stderr) == (2, True), done.stderr

@@ -15,8 +15,10 @@ from bertkit.cli.degenerate import degenerate_lines
 from bertkit.metrics.statistics import constant_baseline_warning
 from bertkit.models.labels import Labels
 from bertkit.tasks.base import Prediction
+from bertkit.tasks.choice import Choice, ChoiceSettings
 from bertkit.tasks.classification import Classification, TextSettings
 from bertkit.tasks.examples import TextExample
+from bertkit.tasks.readers import read_own
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
@@ -64,6 +66,23 @@ def test_an_accuracy_within_its_standard_error_of_the_majority_is_no_success(rig
     assert (found is not None) is told
     if found is not None:
         assert found.startswith("the model does no better than always predicting 'yes': accuracy 0.5")
+
+
+@pytest.mark.parametrize(("letters", "name"), [(True, "C"), (False, "2")])
+def test_an_ending_is_named_as_in_the_file(letters: bool, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "choices.jsonl"
+    labels = ["C", "C", "A", "C"] if letters else [2, 2, 0, 2]
+    rows = [{"text": "a", "endings": ["b", "c", "d"], "label": label} for label in labels]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    examples = read_own(path, "choice").examples
+    task = Choice(("accuracy",), ChoiceSettings())
+    for guesses, why in (([2] * 4, "it predicts nothing else"), ([2, 2, 1, 2], "accuracy 0.75")):
+        predictions = [Prediction(str(number), guess) for number, guess in enumerate(guesses)]
+        found = task.comparable(predictions, examples)
+        baseline = task.constant_baseline("accuracy", predictions, examples)
+        told = constant_baseline_warning(*found, 0.75, baseline)
+        assert told is not None
+        assert told.startswith(f"the model does no better than always predicting '{name}': {why}")
 
 
 def test_a_suite_counts_and_names_its_runs(bertkit: Bertkit, tmp_path: Path) -> None:

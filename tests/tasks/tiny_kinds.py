@@ -17,12 +17,16 @@ TRAIN, DEV = 19, 11
 
 
 def write_kind(directory: Path, kind: str) -> tuple[CustomTask, Path]:
-    """Train and dev files, and dev as JSON Lines without its labels."""
+    """Train and dev files, and dev as JSON Lines without its labels; `relevance` is a regression of pairs."""
     rows = reviews(TRAIN + DEV, 4)
     made: dict[str, Callable[[int, str, str], tuple[Row, Row]]] = {
         "classification": lambda i, text, label: ({"review": text}, {"stars": label}),
         "pair": lambda i, text, label: ({"left": text, "right": rows[i - 1][0]}, {"stars": label}),
         "regression": lambda i, text, label: ({"review": text}, {"stars": 1.5 * (label == "good") + i % 3}),
+        "relevance": lambda i, text, label: (
+            {"left": text, "right": rows[i - 1][0]},
+            {"stars": 1.5 * (label == "good")},
+        ),
         "multi_label": lambda i, text, label: ({"review": text}, {"stars": f"{label}|x" if i % 3 else label}),
         "tagging": lambda i, text, label: (
             {"words": text.split()},
@@ -49,7 +53,7 @@ def write_kind(directory: Path, kind: str) -> tuple[CustomTask, Path]:
             for split, part in (("train", whole[:TRAIN]), ("dev", whole[TRAIN:]))
         ]
     columns = {
-        "pair": Columns(text="left", text_pair="right", label="stars"),
+        **dict.fromkeys(("pair", "relevance"), Columns(text="left", text_pair="right", label="stars")),
         "tagging": Columns(text="words", label="tags"),
         "choice": Columns(),
     }
@@ -59,7 +63,7 @@ def write_kind(directory: Path, kind: str) -> tuple[CustomTask, Path]:
 
 
 def _task(kind: str, files: Sequence[Path], columns: Columns) -> CustomTask:
-    name = "classification" if kind == "pair" else kind
+    name = {"pair": "classification", "relevance": "regression"}.get(kind, kind)
     return CustomTask.model_validate(
         {"name": kind, "kind": name, "train": str(files[0]), "dev": str(files[1]), "columns": columns}
     )

@@ -63,6 +63,8 @@ def export(
         raise UsageError("--calibrate: works only with --format int8")
     if width is not None and kind != "static":
         raise UsageError("--width: works only with --format static")
+    if to.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise UsageError(f"--to {to}: is or contains the working directory, which cannot be replaced; name a new one")
     if kind == "static":
         from bertkit.distillation.static_table import StaticTable, write_static
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,7 +34,7 @@ from bertkit.errors import UsageError
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from bertkit.inference.column_files import ColumnForm
     from bertkit.inference.documents import Item
@@ -116,10 +117,35 @@ class Streaming(Common):
             "--json",
             metavar="",
             panel=COMMON_PANEL,
-            help="No change: the predictions are JSON Lines, one object per example. A failure also prints one object,"
-            " with error and code, unless a prediction was printed before.",
+            help="With --out, print one document: out, count. Without --out, no change: the predictions are JSON Lines,"
+            " one object per example. A failure also prints one object, with error and code, unless a prediction was"
+            " printed before.",
         ),
     ] = False
+
+
+@dataclass(frozen=True)
+class PredictionOutput(Options):
+    """What is written of the predictions, and where."""
+
+    top: Annotated[
+        int | None,
+        option(
+            "--top",
+            metavar="K",
+            min=1,
+            help="Show the K highest scores, or the K best answers (default: all labels, or 5 answers).",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        option(
+            "--out",
+            metavar="FILE",
+            help="File to write the predictions to: .jsonl, .csv or .tsv; .conll or .conllu for such input (default:"
+            " stdout).",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -172,15 +198,7 @@ def predict(
     model: Model = None,
     *,
     reading: Input,
-    top: Annotated[
-        int | None,
-        option(
-            "--top",
-            metavar="K",
-            min=1,
-            help="Show the K highest scores, or the K best answers (default: all labels, or 5 answers).",
-        ),
-    ] = None,
+    writing: PredictionOutput,
     max_length: Annotated[
         int | None,
         FromField("bertkit.finetuning.inputs:FinetuneData", "data.max_length"),
@@ -199,7 +217,7 @@ def predict(
 
     Examples:
     `echo "a fine film" | bertkit predict --model RUN`
-    `bertkit predict --model RUN reviews.csv --text body`
+    `bertkit predict --model RUN reviews.csv --text body --out labels.csv`
     `bertkit predict --zero-shot --labels sport,politics --model NLI-RUN news.txt`
     `bertkit predict --model TAGGER novel.txt --format document`
     `bertkit predict --model RUN reviews.csv --jobs 4`
@@ -207,10 +225,15 @@ def predict(
     """
     from bertkit.evaluation.run import MeasurementArguments
     from bertkit.inference.predict_input import form_of, require_input_file
+    from bertkit.inference.prediction_files import FORMS, prediction_form
+    from bertkit.inference.vector_files import form_of_output, require_output
 
     path = None if file is None or str(file) == "-" else file
     if path is not None:
         require_input_file(path)
+    if writing.out is not None:
+        form_of_output(writing.out, FORMS)
+        require_output(writing.out, path)
     name = model_or_default(model)
     engine = MeasurementArguments(device=device or "auto", batch_tokens=batch_tokens_of(batch_tokens)).engine()
     predictor = zero_shot.predictor(name, engine, max_length=max_length, offline=common.offline)
@@ -218,6 +241,8 @@ def predict(
         raise UsageError("--question: is empty; write a question about the text")
     if reading.question is not None and predictor.kind != "span":
         raise UsageError(f"--question: {name} does not answer questions; it is a model for {predictor.kind}")
+    if reading.text_pair is not None and (zero_shot.zero_shot or predictor.kind == "tagging"):
+        raise UsageError(f"--text-pair {reading.text_pair}: one text per example is read here; leave it out")
     form = form_of(path, reading.format, predictor.kind)
     column = reading.text_pair or (reading.text if reading.text != "text" else None)
     if form == "squad" and reading.question is not None:
@@ -228,34 +253,70 @@ def predict(
             f"{option} {column}: the input is read as {form}, which has no columns to name; leave it out, or name the"
             " format of a table with --format"
         )
-    if form in ("conll", "conllu") and not common.as_json:
-        _print_columns(predictor, path, replace(reading, format=form), side_by_side.settings)
-        return
+    written = None if writing.out is None else prediction_form(writing.out, predictor, form)
+    in_columns = form in ("conll", "conllu") and (not common.as_json if written is None else written == form)
+    if writing.top is not None and (in_columns or predictor.kind == "regression"):
+        what = "columns have the best tag only" if in_columns else f"{name} predicts a number without scores"
+        console.warn(f"--top has no effect: {what}")
     if reading.question is not None and form == "text":
         form = "document"
-    shown = Shown(top, side_by_side.settings)
-    _print_predictions(predictor, name, path, replace(reading, format=form), shown)
+    work = PredictionJob(predictor, name, path, replace(reading, format=form), writing, side_by_side.settings)
+    _write(work, in_columns=in_columns, as_json=common.as_json)
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Number of labels printed per prediction, and the executor: `top` and `executor` of `documents`."""
+class PredictionJob:
+    """What is predicted, and how; `name` is the model's, `executor` is as for `documents`."""
 
-    top: int | None
+    predictor: Predictor
+    name: str
+    path: Path | None
+    reading: Input
+    writing: PredictionOutput
     executor: ExecutorSettings
 
+    @property
+    def windows(self) -> dict[str, int]:
+        """Number of inputs predicted together: one if they are typed, and answered on the terminal."""
+        if self.path is not None or self.writing.out is not None or not sys.stdin.isatty():
+            return {}
+        console.info("reading lines from the terminal; each line's prediction is printed at once; end with Ctrl-D")
+        return {"first": 1, "largest": 1}
 
-def _print_predictions(predictor: Predictor, name: str, path: Path | None, reading: Input, shown: Shown) -> None:
-    """Print the prediction for every input as soon as it is computed."""
+
+def _write(work: PredictionJob, *, in_columns: bool, as_json: bool) -> None:
+    """Write the predictions to stdout or a file; `as_json` is about what is printed if there is a file."""
+    from bertkit.inference.prediction_files import columns_file, prediction_file
+    from bertkit.training.interrupt import interrupted_by_signals
+
+    out = work.writing.out
+    if out is None and in_columns:
+        _write_columns(work, partial(result, as_columns=True))
+    elif out is None:
+        _write_predictions(work, partial(result, as_json=True))
+    else:
+        with interrupted_by_signals():  # which would leave an unfinished file
+            if in_columns:
+                with columns_file(out) as write_line:
+                    total = _write_columns(work, write_line)
+            else:
+                with prediction_file(out, work.predictor) as write:
+                    total = _write_predictions(work, write)
+        result({"out": str(out), "count": total} if as_json else out, as_json=as_json)
+
+
+def _write_predictions(work: PredictionJob, write: Callable[[dict[str, Any]], Any]) -> int:
+    """Write the prediction for every input as soon as it is computed; returns their number."""
     from bertkit.inference.documents import documents, is_blank
     from bertkit.tasks.readers.read_options import SkippedRows
 
+    predictor, reading = work.predictor, work.reading
     columns = replace(predictor.columns, text=reading.text, text_pair=reading.text_pair, question=reading.question)
     left_out = SkippedRows(skip_bad=reading.skip_bad_rows)
     blank = lines = 0
-    items = _items(predictor, path, reading, columns, left_out)
+    items = _items(predictor, work.path, reading, columns, left_out)
     # On a terminal the predictions themselves show the progress.
-    display = silent_progress if sys.stdout.isatty() else console.progress
+    display = silent_progress if work.writing.out is None and sys.stdout.isatty() else console.progress
     # A document is one example, however long; its sentences or paragraphs show how far the work is.
     in_parts = reading.format == "document"
     with display("predictions", unit="parts" if in_parts else "examples") as meter:
@@ -263,19 +324,25 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
         found = documents(
             predictor,
             items,
-            top=shown.top,
-            executor=shown.executor,
+            top=work.writing.top,
+            executor=work.executor,
             on_part=(lambda: meter.update(next(parts))) if in_parts else None,
-            **_windows(path),
+            **work.windows,
         )
         for example, document in found:
             if not lines and columns.text_pairs and getattr(example, "text_pair", "") is None:
                 console.warn(
-                    f"{name} was trained on pairs of texts, but the input has one text per line; give --text-pair COL"
+                    f"{work.name} was trained on pairs of texts, but the input has one text per line; give --text-pair"
+                    " COL"
+                )
+            if not lines and predictor.reads_single_texts and getattr(example, "text_pair", None) is not None:
+                console.warn(
+                    f"{work.name} was trained on single texts, but the input has pairs; rename the column text_pair, or"
+                    " leave --text-pair out"
                 )
             lines += 1
             blank += is_blank(example)
-            result(document, as_json=True)
+            write(document)
             if not in_parts:
                 meter.update(lines)
     if left_out.rows:
@@ -287,7 +354,8 @@ def _print_predictions(predictor: Predictor, name: str, path: Path | None, readi
     if blank := blank - len(left_out.rows):
         console.warn(f"{blank} of {lines} lines are blank; their prediction is null")
     if not lines:
-        console.warn(f"{path or 'stdin'} has nothing to predict")
+        console.warn(f"{work.path or 'stdin'} has nothing to predict")
+    return lines
 
 
 def _items(
@@ -309,30 +377,25 @@ def _items(
     return examples_of(rows, predictor.kind, columns, left_out)
 
 
-def _windows(path: Path | None) -> dict[str, int]:
-    """Number of inputs predicted together: one if they are typed."""
-    if path is not None or not sys.stdin.isatty():
-        return {}
-    console.info("reading lines from the terminal; each line's prediction is printed at once; end with Ctrl-D")
-    return {"first": 1, "largest": 1}
-
-
-def _print_columns(predictor: Predictor, path: Path | None, reading: Input, executor: ExecutorSettings) -> None:
-    """Print the lines of a column file with their tags."""
+def _write_columns(work: PredictionJob, write: Callable[[str], Any]) -> int:
+    """Write the lines of a column file with their tags; returns the number of sentences."""
     from collections import deque
 
     from bertkit.inference.column_files import ColumnSentence, column_sentences
     from bertkit.inference.predict_input import input_lines
 
     waiting: deque[ColumnSentence] = deque()
-    form: ColumnForm = "conllu" if reading.format == "conllu" else "conll"
+    form: ColumnForm = "conllu" if work.reading.format == "conllu" else "conll"
+    sentences = 0
 
     def examples() -> Iterable[Item | None]:
-        lines = input_lines(path, sys.stdin.buffer, reading.settings)
-        for sentence in column_sentences(lines, str(path or "stdin"), form):
+        lines = input_lines(work.path, sys.stdin.buffer, work.reading.settings)
+        for sentence in column_sentences(lines, str(work.path or "stdin"), form):
             waiting.append(sentence)
             yield sentence.example
 
-    for _, prediction in predictor.stream(examples(), executor=executor, **_windows(path)):  # type: ignore[arg-type]  # no raw text here
+    for _, prediction in work.predictor.stream(examples(), executor=work.executor, **work.windows):  # type: ignore[arg-type]  # no raw text here
+        sentences += prediction is not None
         for line in waiting.popleft().tagged([] if prediction is None else prediction.prediction):
-            result(line, as_columns=True)
+            write(line)
+    return sentences

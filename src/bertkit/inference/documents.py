@@ -16,7 +16,7 @@ from bertkit.inference.entities import EntityCollector, RawText, TextPart, has_c
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.tasks.base import Prediction
-from bertkit.tasks.examples import Example, QuestionExample, TaggedExample
+from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 
@@ -46,7 +46,7 @@ def documents(
         executor, windows: as for `Predictor.stream`; windows are its `first` and `largest`.
         on_part: called after each prediction; a long text has one for each of its parts.
     """
-    waiting: deque[tuple[_Assembly, Any, bool]] = deque()
+    waiting: deque[tuple[_Assembly | None, Any, bool]] = deque()
 
     def examples() -> Iterator[Example | None]:
         number = 0
@@ -60,9 +60,15 @@ def documents(
                     number -= part.begins
                     example = replace(part.example, document=number)
                 yield example
+            if windows.get("largest") == 1 and isinstance(item, RawText):
+                # Ends the window of a document; otherwise a line would be answered only after the next one is typed.
+                waiting.append((None, None, False))
+                yield None
 
     for _, prediction in predictor.stream(examples(), executor=executor, **windows):
         assembly, part, is_last = waiting.popleft()
+        if assembly is None:
+            continue
         assembly.add(part, prediction)
         if on_part is not None:
             on_part()
@@ -168,7 +174,8 @@ def document_of(example: Item, prediction: Prediction, *, top: int | None = None
     Args:
         example: the predicted example.
         prediction: its prediction.
-        top: keep this many scores, greatest first; a tagger then has one mapping per word.
+        top: keep this many scores, greatest first; a tagger then has one mapping per word, and a choice one by the
+            numbers of the endings.
     """
     found: dict[str, Any] = {"id": prediction.id}
     if isinstance(example, TaggedExample):
@@ -177,7 +184,14 @@ def document_of(example: Item, prediction: Prediction, *, top: int | None = None
     scores = prediction.scores
     if top is not None and isinstance(example, TaggedExample):
         pairs = [zip(scores["tags"], shares, strict=True) for shares in scores["probabilities"]]
-        scores = [dict(sorted(each, key=lambda pair: -pair[1])[:top]) for each in pairs]
+        scores = [_greatest(dict(each), top) for each in pairs]
+    elif top is not None and isinstance(example, ChoiceExample):
+        scores = _greatest({str(number): share for number, share in enumerate(scores)}, top)
     elif top is not None and isinstance(scores, Mapping) and all(isinstance(each, float) for each in scores.values()):
-        scores = dict(sorted(scores.items(), key=lambda pair: -pair[1])[:top])
+        scores = _greatest(scores, top)
     return found if scores is None else found | {"scores": scores}
+
+
+def _greatest(scores: Mapping[str, float], count: int) -> dict[str, float]:
+    """The greatest scores, greatest first; equal ones in their order."""
+    return dict(sorted(scores.items(), key=lambda pair: -pair[1])[:count])

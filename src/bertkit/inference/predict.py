@@ -224,6 +224,18 @@ class Predictor:
         """Values that fine-tuning tuned and stored with the model."""
         return {key: self.model.extras[key] for key in self.task.tuned_keys if key in self.model.extras}
 
+    @property
+    def reads_single_texts(self) -> bool:
+        """Whether a model of texts was trained on single ones; false if it is not known."""
+        task = self.recipe.task
+        is_known = not isinstance(task, CustomTask) or bool(task.train)  # see `_recipe_from`
+        return is_known and bool(self.columns.texts) and not self.columns.text_pairs
+
+    @property
+    def scored_labels(self) -> tuple[str, ...]:
+        """The labels that each have a score in every prediction; none for other kinds of tasks."""
+        return self.task.labels.names if self.kind in ("classification", "multi_label") else ()
+
     def _predicted(
         self,
         examples: Sequence[Example],

@@ -64,6 +64,10 @@ class ZeroShot(Predictor):
         """(I, L); the prediction for a text is the label with the greatest score."""
 
     @property
+    def scored_labels(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
     def sentences(self) -> list[str]:
         """The template filled with each label."""
         return [self.template.replace(_SLOT, name) for name in self.names]

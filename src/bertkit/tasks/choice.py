@@ -97,6 +97,18 @@ class Choice(Task):
             for example, logits_C in zip(examples, outputs, strict=True)
         ]
 
+    def comparable(
+        self, predictions: Sequence[Prediction], examples: Sequence[ChoiceExample]
+    ) -> tuple[list[Any], list[Any]]:
+        """The endings by the names that they have in the file: numbers from 0, or letters."""
+        guesses, gold = self.metric_inputs(predictions, examples)
+        lettered = any(example.lettered for example in examples)
+
+        def names(numbers: list[int]) -> list[str]:
+            return [chr(ord("A") + number) if lettered else str(number) for number in numbers]
+
+        return names(guesses), names(gold)
+
     def constant_baseline(
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[ChoiceExample]
     ) -> ConstantBaseline | None:

@@ -65,7 +65,8 @@ class QuestionExample:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceExample:
-    """Several endings to choose from; `label` is the index of the right one, counted from 0, or None.
+    """Several endings to choose from; `label` is the index of the right one, counted from 0, or None. `lettered` is
+    whether the file names it by a letter from A.
 
     SWAG: `context` is the first sentence and `question` the beginning of the second, which each ending completes. RACE:
     `context` is the passage and `question` the question. `question` is empty if the endings follow the context.
@@ -76,6 +77,7 @@ class ChoiceExample:
     question: str
     endings: tuple[str, ...]
     label: int | None = None
+    lettered: bool = field(default=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bertkit.tasks.readers.glue import EMPTY
 from bertkit.tasks.readers.nli import NO_MAJORITY
 from bertkit.tasks.readers.race import EMPTY_OPTION
 from bertkit.tasks.readers.squad import LOST, kept_answers
-from bertkit.tasks.readers.swag import ending_index, hellaswag_example
+from bertkit.tasks.readers.swag import ending_index, hellaswag_example, is_lettered
 from bertkit.tasks.spec import HubCopy
 
 log = logging.getLogger(__name__)
@@ -224,4 +224,4 @@ def _choice(
         endings = tuple(text_in(record[column], f"{where}, {column}") for column in layout.columns[2:])
     label = record.get(layout.label)
     known = names(label, where) if isinstance(label, int) and label != -1 else label
-    return ChoiceExample(name, context, question, endings, ending_index(known, endings, where))
+    return ChoiceExample(name, context, question, endings, ending_index(known, endings, where), is_lettered(known))

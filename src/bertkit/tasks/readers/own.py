@@ -19,7 +19,7 @@ from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_
 from bertkit.tasks.readers.read_options import NO_LABEL_REASON, SkippedRows, TableReadOptions
 from bertkit.tasks.readers.sentences import read_sentences
 from bertkit.tasks.readers.squad import read_squad
-from bertkit.tasks.readers.swag import ending_index, endings_in
+from bertkit.tasks.readers.swag import ending_index, endings_in, is_lettered
 from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, read_texts, rows_or_bad
 from bertkit.text.lines import COMPRESSIONS
 
@@ -176,6 +176,6 @@ def _read_choices(path: Path, columns: Columns, reading: TableReadOptions) -> Sp
         label = None if is_absent(value, "choice", reading) else ending_index(value, endings, where)
         context = text_in(field(record, columns.text, where, "--text"), f"{where}, {columns.text}")
         question = encodable(str(field(record, columns.text_pair, where) or ""), where) if columns.text_pair else ""
-        return ChoiceExample(name, context, question, endings, label)
+        return ChoiceExample(name, context, question, endings, label, is_lettered(value))
 
     return read_rows(path, columns, reading, example, Notes())

@@ -14,7 +14,7 @@ from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import ChoiceExample, Split
 from bertkit.tasks.readers.common import Notes, encodable, field, json_file, kind_of, list_in, text_in
-from bertkit.tasks.readers.swag import ending_index
+from bertkit.tasks.readers.swag import ending_index, is_lettered
 
 EMPTY_OPTION = "empty options (kept)"
 
@@ -45,7 +45,9 @@ def read_race(path: Path, spec: TaskSpec, split: str) -> Split:
             where = f"{file}, question {k + 1}"
             endings = _options(options[k], f"{name}-{k}", where, notes)
             label = None if answers is None else ending_index(answers[k], endings, where)
-            examples.append(ChoiceExample(f"{name}-{k}", article, encodable(str(question), where), endings, label))
+            lettered = answers is not None and is_lettered(answers[k])
+            text = encodable(str(question), where)
+            examples.append(ChoiceExample(f"{name}-{k}", article, text, endings, label, lettered))
     return notes.split(examples, path)
 
 

@@ -125,3 +125,8 @@ def ending_index(value: Any, endings: tuple[str, ...], where: str) -> int | None
             f"or a letter from A to {chr(ord('A') + len(endings) - 1)}"
         )
     return index
+
+
+def is_lettered(value: Any) -> bool:
+    """Whether a label is a letter rather than a number."""
+    return isinstance(value, str) and value.strip().isalpha()
