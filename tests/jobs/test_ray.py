@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from bertkit.errors import DataError, UsageError
-from bertkit.jobs.ray_cluster import _passed_on, _require_reachable
+from bertkit.jobs.ray_cluster import RayExecutor, _messages_logged, _passed_on, _require_reachable
 from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.training.config import EngineConfig
@@ -32,6 +33,26 @@ def test_a_cluster_out_of_reach_is_told_at_once() -> None:
     _require_reachable("auto")
 
 
+class _RayError(Exception):
+    """Stands for Ray's class of all its errors."""
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, _RayError])
+def test_a_cluster_that_requires_a_token_is_a_users_error_with_the_remedy(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        raise kind("no token\nmore")
+
+    exceptions = SimpleNamespace(RayError=_RayError)
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init, exceptions=exceptions)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{cluster.getsockname()[1]}")
+        with pytest.raises(DataError, match=r"\(no token\).*set RAY_AUTH_MODE=token"), RayExecutor(1):
+            pass
+
+
 def test_workers_of_a_cluster_get_settings_and_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERTKIT_CACHE", "/shared/cache")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
@@ -42,6 +63,19 @@ def test_workers_of_a_cluster_get_settings_and_no_credentials(monkeypatch: pytes
     assert passed["BERTKIT_CACHE"] == "/shared/cache"
     assert passed["TOKENIZERS_PARALLELISM"] == "false"
     assert not set(secrets) & set(passed)
+
+
+def test_messages_of_ray_are_logged_and_leave_stdout_to_the_result(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = SimpleNamespace(print_to_stdstream=lambda data, ignore_prefix: print(*data["lines"]))
+    message = {"lines": ["A worker died."], "pid": "raylet", "is_err": False}  # as listen_error_messages passes it
+    with _messages_logged(worker):
+        worker.print_to_stdstream(message, ignore_prefix=False)
+    assert not capfd.readouterr().out
+    assert [each.getMessage() for each in caplog.records] == ["Ray: A worker died."]
+    worker.print_to_stdstream(message, ignore_prefix=False)
+    assert capfd.readouterr().out == "A worker died.\n"
 
 
 def test_ranks_and_jobs_exclude_each_other() -> None:

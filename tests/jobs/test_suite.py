@@ -112,11 +112,12 @@ def test_processes_of_this_machine_give_the_same_bytes_though_one_is_killed(home
 
 @pytest.mark.slow
 def test_a_ray_cluster_gives_the_same_bytes_though_a_worker_is_killed(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     jobs = suite_with_a_kill(home, "ray", ExecutorSettings(executor="ray", jobs=2))
+    assert not capfd.readouterr().out
     assert bytes_of(home, "ray") == bytes_of(home, "serial")
     assert set(jobs) == ALL_JOBS
     assert sorted(each["attempts"] for each in jobs.values()) == [1, 1, 1, 1, 1, 2]

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self
@@ -54,6 +55,7 @@ class RayExecutor(Executor[Any]):
         super().__init__(jobs, threads_of(jobs))
         self._ray = ray
         self._fresh_process = fresh_process
+        self._messages = ExitStack()
 
     def __enter__(self) -> Self:
         ray, address = self._ray, os.environ.get(ADDRESS)
@@ -68,13 +70,17 @@ class RayExecutor(Executor[Any]):
             common.pop("include_dashboard")
             try:
                 ray.init(address=address, runtime_env={"env_vars": _passed_on()}, **common)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise DataError(_out_of_reach(address, first_line(error))) from error
+            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                raise DataError(
+                    f"{_out_of_reach(address, first_line(error))}; if the cluster requires a token, set"
+                    " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN if the token is not in ~/.ray/auth_token"
+                ) from error
             try:
                 self._require_cores()
             except UsageError:
                 ray.shutdown()
                 raise
+        self._messages.enter_context(_messages_logged(ray._private.worker))
         self._task = ray.remote(num_cpus=self.place.threads, max_retries=0, max_calls=1 if self._fresh_process else 0)(
             _work
         )
@@ -84,7 +90,8 @@ class RayExecutor(Executor[Any]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ray.shutdown()
+        with self._messages:
+            self._ray.shutdown()
 
     def _require_cores(self) -> None:
         largest = max((each["Resources"].get("CPU", 0) for each in self._ray.nodes() if each["Alive"]), default=0)
@@ -154,6 +161,27 @@ _read: dict[str, Any] = {}
 def _work(job: Job, place: Place) -> Reply:
     """A task of Ray."""
     return reply_of(job, place)
+
+
+@contextmanager
+def _messages_logged(worker: Any) -> Iterator[None]:
+    """Log messages about the cluster, such as a lost worker. Ray prints them to stdout, which is for the result, and no
+    argument of ray.init changes that.
+
+    Args:
+        worker: the module ray._private.worker.
+    """
+
+    def logged(data: dict[str, Any], **_: object) -> None:
+        for line in data["lines"]:
+            log.warning("Ray: %s", line)
+
+    printing = getattr(worker, "print_to_stdstream", None)  # a private name, which a later Ray may not have
+    worker.print_to_stdstream = logged
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = printing
 
 
 def _require_reachable(address: str) -> None:

@@ -135,13 +135,20 @@ def check_measures(study: Study, *, offline: bool) -> None:
     """Check the data of every measure by reading it.
 
     Raises:
-        UsageError, DataError: prefixed with the measure's name.
+        UsageError: prefixed with the measure's name.
+        DataError: all measures with missing or faulty data, each with its name, and how to leave them out.
     """
+    faulty: dict[str, str] = {}
     for name, measure in study.measures.items():
         try:
             _check(measure, offline=offline)
+        except DataError as error:
+            faulty[name] = f"measures.{name}: {error}"
         except BertkitError as error:
             raise type(error)(f"measures.{name}: {error}") from error
+    if faulty:
+        without = " ".join(f"--set measures.{name}=null" for name in faulty)
+        raise DataError("\n".join([*faulty.values(), f"to run without these data: {without}"]))
 
 
 def _check(measure: MeasureSettings, *, offline: bool) -> None:

@@ -147,6 +147,9 @@ def test_what_is_missing_is_named_and_no_mean_is_given_over_part_of_the_columns(
         find_tasks(tmp_path / "nowhere", "full", ())
     with pytest.raises(DataError, match="give --data-dir"):
         find_tasks(None, "full", ())
+    (tmp_path / "blimp_fast").mkdir()
+    _, left_out = find_tasks(tmp_path, "fast", ["blimp", "comps"])
+    assert left_out == {"comps": "comps is not part of the fast evaluation"}
 
 
 def test_a_task_whose_texts_are_too_long_for_the_model_is_left_out_with_the_reason(tmp_path: Path) -> None:

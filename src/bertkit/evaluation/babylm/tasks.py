@@ -151,7 +151,7 @@ def find_tasks(data: Path | None, sample: str, only: Sequence[str]) -> tuple[dic
         elif names:
             left_out[task.name] = f"no {names[0]} in {data} or in its {sample}_eval"
         else:
-            left_out[task.name] = f"is not part of the {sample} evaluation"
+            left_out[task.name] = f"{task.name} is not part of the {sample} evaluation"
     if not found:
         raise DataError(f"{data}: contains none of the {sample} evaluation's files; expected {known}")
     return found, left_out
