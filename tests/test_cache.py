@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,27 @@ def test_one_process_writes_and_what_does_not_fit_is_not_kept(tmp_path: Path, ca
     first.add(KEYS[2], b"7")
     assert (len(first), first.is_full) == (2, True)
     assert caplog.text.count("no more outputs are kept") == 1
+
+
+def test_without_locks_only_a_temporary_cache_keeps_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on Lustre or NFS, depending on how it is mounted."""
+    filled(tmp_path / "c")
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    shared = opened(tmp_path / "c")
+    shared.add(KEYS[3], b"new")
+    assert shared.get(KEYS[:1]) == [b"\0" * 10]
+    assert (shared.is_writer, KEYS[3] in shared) == (False, False)
+    assert "has no locks" in caplog.text
+    assert "no more outputs are kept there; set BERTKIT_CACHE" in caplog.text
+    own = shared.private_copy(tmp_path)
+    own.add(KEYS[3], b"new")
+    assert own.get([KEYS[0], KEYS[3]]) == [b"\0" * 10, b"new"]
 
 
 def test_a_directory_belongs_to_one_identity(tmp_path: Path) -> None:

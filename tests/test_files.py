@@ -7,12 +7,26 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bertkit.files import fsync_path, one_at_a_time, replacing, sha256_of, write_text
+import bertkit
+from bertkit.arrays import save_array
+from bertkit.files import (
+    atomic_directory,
+    fsync_path,
+    one_at_a_time,
+    open_text_to_write,
+    open_to_write,
+    replacing,
+    sha256_of,
+    write_text,
+)
+from tests.limits import largest_file
 
 
 def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
@@ -34,6 +48,58 @@ def test_an_error_of_an_open_file_names_it_too(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match="Stale file handle") as reading:
         sha256_of(wanted)
     assert [caught.value.filename for caught in (writing, reading)] == [str(wanted)] * 2
+
+
+def test_a_full_disk_is_reported_with_the_file_and_what_it_needs() -> None:
+    full = Path("/dev/full")
+    with pytest.raises(OSError, match="No space left") as bytes_, open_to_write(full) as file:
+        file.write(b"12345")
+    with pytest.raises(OSError, match="No space left") as text, open_text_to_write(full, "ab") as lines:
+        lines.write("é\n")
+    with pytest.raises(OSError, match="No space left") as array, open_to_write(full) as file:
+        save_array(file, np.zeros(2000))
+    for caught, needed in ((bytes_, "5"), (text, "3"), (array, "128")):
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(full))
+        assert caught.value.__notes__ == [f"it needs {needed} bytes or more"]
+
+
+def test_what_was_there_stays_and_the_error_says_so(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    with pytest.raises(OSError, match="File too large") as caught, largest_file(1 << 16):
+        write_text(page, "x" * (1 << 17))
+    assert caught.value.filename == str(page)
+    assert caught.value.__notes__ == ["it needs 131,072 bytes or more", "the file that was there is unchanged"]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page.html", "old")]
+
+
+def test_a_directory_that_could_not_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="File too large") as caught,
+        largest_file(1 << 16),
+        atomic_directory(tmp_path / "out") as staging,
+    ):
+        write_text(staging / "a.json", "x" * (1 << 17))
+    assert caught.value.filename == str(tmp_path / "out" / "a.json")
+    assert caught.value.__notes__ == ["it needs 131,072 bytes or more", "nothing was written"]
+    assert not list(tmp_path.iterdir())
+
+
+_OPENED = re.compile(r"""open\([^)\n]*["'][wax]b?["']|\.write_text\(|\.write_bytes\(|\.tofile\(|\bnp\.save""")
+
+
+def test_files_are_opened_so_that_a_full_disk_names_them() -> None:
+    """By `open_to_write` or what uses it, except for locks, the file of a bug, and temporary files of no value."""
+    source = Path(bertkit.__file__).parent
+    lines = {
+        f"{path.relative_to(source)}: {line.strip()}"
+        for path in source.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if _OPENED.search(line) and "open_to_write(" not in line
+    }
+    assert sorted({line.partition(":")[0] for line in lines}) == [
+        *("arrays.py", "bench/tokenize.py", "cli/app.py", "cli/console.py", "cli/launch.py", "doctor.py", "files.py")
+    ], lines
 
 
 def test_two_writers_with_one_process_id_do_not_disturb_each_other(tmp_path: Path) -> None:

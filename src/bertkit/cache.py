@@ -91,17 +91,16 @@ class RecordCache:
         name: the path, for messages.
         what: the contents, in the plural, for messages.
         max_bytes: of the values; records that do not fit are not kept.
+        is_writer: whether this process may add records.
 
     Attributes:
-        is_writer: whether this process may add records.
         is_full: whether a record was not kept for lack of room.
     """
 
-    def __init__(self, values: int, index: int, *, name: str, what: str, max_bytes: float) -> None:
-        self.name, self.what, self.max_bytes = name, what, max_bytes
+    def __init__(self, values: int, index: int, *, name: str, what: str, max_bytes: float, is_writer: bool) -> None:
+        self.name, self.what, self.max_bytes, self.is_writer = name, what, max_bytes, is_writer
         self.is_full = False
         self._values, self._index = values, index
-        self.is_writer = _is_locked(index)
         self._places: dict[bytes, _Place] = {}
         self._records = self._end = 0
         self._read_index()
@@ -129,7 +128,8 @@ class RecordCache:
             )
         except OSError as error:
             raise DataError(f"{directory}: cannot store {what} there: {error}") from error
-        return cls(values, index, name=str(directory), what=what, max_bytes=max_bytes)
+        is_writer = _is_locked(index, directory, what)
+        return cls(values, index, name=str(directory), what=what, max_bytes=max_bytes, is_writer=is_writer)
 
     @classmethod
     def under(cls, root: Path, kind: str, identity: Mapping[str, str], *, what: str, max_bytes: float) -> RecordCache:
@@ -141,7 +141,7 @@ class RecordCache:
         """A cache in unnamed files, which disappear with the process, on the disk of `directory`."""
         with tempfile.TemporaryFile(dir=directory) as values, tempfile.TemporaryFile(dir=directory) as index:
             descriptors = os.dup(values.fileno()), os.dup(index.fileno())
-        return cls(*descriptors, name=str(directory), what=what, max_bytes=max_bytes)
+        return cls(*descriptors, name=str(directory), what=what, max_bytes=max_bytes, is_writer=True)
 
     def private_copy(self, directory: Path) -> RecordCache:
         """A temporary cache with the records of this one, to which this process may add records."""
@@ -219,8 +219,6 @@ class RecordCache:
         if self.is_writer:
             os.ftruncate(self._index, self._records * _RECORD.itemsize)
             os.ftruncate(self._values, self._end)
-        else:
-            log.info("%s: another process is writing here; records that it has not written yet are computed", self.name)
 
 
 def _make(directory: Path, identity: Mapping[str, str]) -> None:
@@ -248,11 +246,19 @@ def _check(directory: Path, identity: Mapping[str, str], what: str) -> None:
         )
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Whether this process is the writer, until it ends or closes the file."""
+def _is_locked(descriptor: int, directory: Path, what: str) -> bool:
+    """Whether this process is the writer, until it ends or closes the file; without locks, none is."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
+        log.info("%s: another process is writing here; records that it has not written yet are computed", directory)
+        return False
+    except OSError as error:
+        log.warning(
+            "%s: this file system has no locks (%s), so no more %s are kept there; set BERTKIT_CACHE to a directory on"
+            " another one",
+            *(directory, error, what),
+        )
         return False
     return True
 

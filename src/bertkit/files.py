@@ -16,11 +16,12 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from bertkit.errors import DataError
 from bertkit.json_input import parse_json
@@ -154,12 +155,80 @@ def unfinished_name(path: Path, ending: str = "tmp") -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**6):06}.{ending}")
 
 
+_UNFINISHED = re.compile(r"\..+\.\d{7,}\.tmp")
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file has a name of `unfinished_name`: it is being written, or a process was killed while writing it."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
 _USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
 
 
 def without_credentials(text: str) -> str:
     """The text without user names and passwords in URLs: `https://me:key@host/` becomes `https://host/`."""
     return _USER_INFO.sub("", text)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to errors of an open file, such as a full disk, which name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and not isinstance(error.filename, str):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def noting(what: str) -> Iterator[None]:
+    """Add a sentence to errors of the system, for the command's message, such as what was kept."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(what)
+        raise
+
+
+def first_fault(error: OSError) -> str:
+    """An error's message; of the errors of all files that `shutil.copytree` could not copy, the first."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        source, _, why = error.args[0][0]
+        return f"{source}: {why.partition(': ')[0]}"
+    return str(error)
+
+
+class _NamedFile(io.FileIO):
+    """A failed write names the file and how large it would have become."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            error.filename = self.name
+            error.add_note(f"it needs {self.tell() + memoryview(content).nbytes:,} bytes or more")
+            raise
+
+
+def open_to_write(path: Path, mode: Literal["wb", "ab", "r+b"] = "wb", *, private: bool = False) -> io.BufferedWriter:
+    """Open a file for writing whose failed writes name it, unlike those of `open`.
+
+    Args:
+        path: the file.
+        mode: as for `open`.
+        private: whether only its owner may read it, if it is new; else its mode follows the umask.
+
+    Raises:
+        OSError: it cannot be written; also from `write`, `flush` and `close`.
+    """
+    return io.BufferedWriter(_NamedFile(os.fspath(path), mode, opener=private_opener if private else None))
+
+
+def open_text_to_write(path: Path, mode: Literal["wb", "ab"] = "wb", **options: Any) -> io.TextIOWrapper:
+    """The same for text in UTF-8 with Unix line ends; `options` are those of `io.TextIOWrapper`."""
+    return io.TextIOWrapper(open_to_write(path, mode), **{"encoding": "utf-8", "newline": "\n", **options})
 
 
 @contextmanager
@@ -175,7 +244,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """
     temporary = unfinished_name(path)
     try:
-        with open(temporary, "wb", opener=private_opener if private else None) as file:
+        with open_to_write(temporary, private=private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -183,7 +252,9 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
-            error.filename = str(path)  # messages name the file that was asked for; a failed write names none
+            error.filename = str(path)  # messages name the file that was asked for; a failed sync names none
+            if path.exists():
+                error.add_note("the file that was there is unchanged")
         raise
     fsync_path(path.parent)
 
@@ -193,10 +264,55 @@ def private_opener(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+@contextmanager
+def atomic_directory(to: Path) -> Iterator[Path]:
+    """A directory to write in; renamed to `to` on success and removed on failure."""
+    made = [parent for parent in (to.parent, *to.parent.parents) if not parent.exists()]
+    to.parent.mkdir(parents=True, exist_ok=True)
+    staging, old = (unfinished_name(to, what) for what in ("writing", "old"))
+    try:
+        staging.mkdir()
+        yield staging
+        for path in sorted(staging.rglob("*")):
+            fsync_path(path)
+        fsync_path(staging)
+        if to.exists():
+            to.rename(old)
+        try:
+            staging.rename(to)
+        except OSError:
+            if old.exists():
+                old.rename(to)
+            raise
+        fsync_path(to.parent)
+    except BaseException as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        for parent in made:
+            _remove_if_empty(parent)
+        named = (error.filename2 or error.filename) if isinstance(error, OSError) else None
+        if isinstance(error, OSError) and isinstance(named, str) and Path(named).is_relative_to(staging):
+            error.filename = str(to / Path(named).relative_to(staging))  # messages name what was asked for
+            error.filename2 = None
+            error.add_note("the directory that was there is unchanged" if to.exists() else "nothing was written")
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    if directory.is_dir() and not any(directory.iterdir()):
+        directory.rmdir()
+
+
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace `path` with a text in UTF-8; see `replacing`."""
     with replacing(path, private=private) as file:
         file.write(text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` with these bytes; see `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def finite(value: Any) -> Any:

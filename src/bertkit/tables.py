@@ -2,7 +2,7 @@
 
 A spreadsheet interprets a cell that begins with =, +, - or @ as a formula, which can access the network or start a
 program. Such text is written with an apostrophe in front, which spreadsheets read as "this is text"; numbers and single
-characters are unchanged. Imports only the standard library.
+characters are unchanged.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from bertkit.files import open_text_to_write
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -27,7 +29,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with open_text_to_write(path, errors="backslashreplace") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(map(cell, columns))
         writer.writerows(map(cell, row) for row in rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 import bertkit as package
+from bertkit.distillation import static_table
 from bertkit.distillation.static_table import StaticTable, rows_of, token_vectors, used_rows, weighted, write_static
 from bertkit.errors import DataError, UsageError
 from bertkit.models.families.static import TABLE, load_static
@@ -91,6 +94,20 @@ def test_the_command_writes_it_and_refuses_what_is_there(
     assert bertkit("export", model, "--format", "static", "--int8", "--to", tmp_path / "other").code == 2
     with pytest.raises(UsageError, match="already exists"):
         write_static(str(model), tmp_path / "table")
+
+
+def test_a_table_that_could_not_be_written_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(static_table, "save_tokenizer", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_static(str(model), tmp_path / "table")
+    assert not list(tmp_path.iterdir())
+    write_static(str(model), tmp_path / "table")
 
 
 def test_a_file_without_a_table_is_refused(tmp_path: Path) -> None:

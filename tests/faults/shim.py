@@ -126,6 +126,7 @@ class Shim:
 
         os.write, os.pwrite, os.open, os.link = write, pwrite, open_descriptor, link  # type: ignore[assignment]
         self._wrap_open()
+        self._wrap_named_files()
         self._wrap_safetensors()
         import numpy.lib._format_impl as numpy_format
 
@@ -175,6 +176,24 @@ class Shim:
             return text
 
         builtins.open = io.open = faulty_open  # type: ignore[assignment]
+
+    def _wrap_named_files(self) -> None:
+        """`bertkit.files.open_to_write` opens its files itself."""
+        from bertkit import files
+
+        shim = self
+
+        class Named(files._NamedFile):
+            def __init__(self, path: str, mode: str, **more: Any) -> None:
+                shim.moment("open", path)
+                super().__init__(path, mode, **more)
+
+            def write(self, content: Any) -> int:
+                half = bytes(content)[: len(content) // 2]
+                shim.moment("write", self.name, partly=lambda: io.FileIO.write(self, half))
+                return super().write(content)
+
+        files._NamedFile = Named  # type: ignore[misc]
 
     def _wrap_safetensors(self) -> None:
         import safetensors.torch

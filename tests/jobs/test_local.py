@@ -46,6 +46,12 @@ def test_a_value_may_be_larger_than_a_pipe_holds() -> None:
     assert done.value == work.many_bytes(7)
 
 
+def test_a_worker_that_is_killed_in_the_middle_of_its_reply_is_replaced(tmp_path: Path) -> None:
+    with LocalExecutor(1) as executor:
+        (done,) = executor.run([Job("cut off", partial(work.dies_while_replying, tmp_path / "died"))])
+    assert (done.value, done.attempts) == (1, 2)
+
+
 def test_a_job_that_kills_every_worker_ends_with_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = Job("rte-seed=3", partial(work.killed_until, tmp_path / "killed", ATTEMPTS))
     with (
@@ -66,10 +72,17 @@ def test_an_error_is_the_commands_and_ends_the_others(tmp_path: Path) -> None:
     assert "in fails" in "".join(traceback.format_exception(caught.value))
 
 
+def noted(error: OSError) -> OSError:
+    error.__cause__ = RuntimeError("as a library words it")
+    error.add_note("it needs 5 bytes or more")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (OSError(28, "No space left on device"), r"OSError: \[Errno 28\] No space left on device"),
+        (noted(OSError(28, "No space left on device", "a.bin")), r".* device: 'a.bin'; it needs 5 bytes or more \("),
         (MemoryError("Unable to allocate 9 GiB"), "MemoryError: Unable to allocate 9 GiB"),
     ],
 )

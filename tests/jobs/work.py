@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import struct
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bertkit.errors import UsageError
@@ -26,6 +29,17 @@ def killed_until(path: Path, times: int) -> int:
         path.write_text("x" * (before + 1))
         os.kill(os.getpid(), signal.SIGKILL)
     return before
+
+
+def dies_while_replying(path: Path) -> int:
+    """Ends its process in the middle of a reply, the first time."""
+    if path.exists():
+        return 1
+    path.touch()
+    for each in gc.get_objects():
+        if isinstance(each, Connection) and each.writable:
+            os.write(each.fileno(), struct.pack("!i", 1 << 20) + b"x")
+    os._exit(9)
 
 
 def refused() -> None:

@@ -226,6 +226,13 @@ def test_a_damaged_record_is_a_data_error_that_names_it(tmp_path: Path, content:
         RunDirectory.open(run.path)
 
 
+def test_a_recipe_that_is_not_text_is_damaged(tmp_path: Path) -> None:
+    run = stopped_run(tmp_path)
+    (run.path / "recipe.yaml").write_bytes(b"kind: \xff")
+    with pytest.raises(DataError, match=r"recipe\.yaml: not UTF-8 text \(byte 6\), so it is damaged"):
+        assert run.recipe_yaml
+
+
 def test_steps_of_a_killed_run_come_from_its_metrics(tmp_path: Path) -> None:
     run = stopped_run(tmp_path)
     run.metrics.write_text('{"step": 6}\n{"step": 11}\n{"step": 12, "lo')

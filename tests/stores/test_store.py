@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bertkit.errors import DataError, UsageError
+from bertkit.files import unfinished_name
 from bertkit.stores.failures import Failure, without_secrets
 from bertkit.stores.store import ATTEMPTS, Store, StoreError
 from bertkit.stores.url import StoreUrl
@@ -119,6 +120,7 @@ def test_a_full_store_is_told_and_a_full_disk_is_another_matter(
     with pytest.raises(OSError, match="No space left on device") as caught:
         store.get("a", tmp_path / "here")
     assert not isinstance(caught.value, DataError)
+    assert caught.value.filename == str(tmp_path / "here")
     assert not (tmp_path / "here").exists()
 
 
@@ -128,8 +130,10 @@ def test_a_directory_as_a_store_keeps_files_whole(tmp_path: Path) -> None:
     store.put_bytes(b"one", "a/b")
     (tmp_path / "two").write_bytes(b"twotwo")
     store.put(tmp_path / "two", "c")
+    unfinished_name(tmp_path / "store" / "c").write_bytes(b"two")  # of an upload that was killed
     assert {name: file.size for name, file in store.list().items()} == {"a/b": 3, "c": 6}
     assert (store.get_bytes("a/b"), store.get_bytes("none")) == (b"one", None)
+    next((tmp_path / "store").glob(".c.*")).unlink()
     store.remove(["a/b", "none"])
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["c"]  # and no empty directory
     with pytest.raises(FileNotFoundError):  # a missing local file is not an error of the store

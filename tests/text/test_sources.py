@@ -80,6 +80,13 @@ def test_every_format_and_compression_gives_the_same_documents(
     assert list(opened(path, cache=cache, text_field="body").documents()) == DOCUMENTS
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_an_empty_stream_of_a_compressed_file_is_not_its_end(tmp_path: Path, cache: Path, encoding: str) -> None:
+    path, content = tmp_path / "corpus.txt.xz", TEXT.encode(encoding)
+    path.write_bytes(b"".join(map(lzma.compress, (b"", content[:7], b"", content[7:]))))
+    assert list(opened(path, cache=cache).documents()) == DOCUMENTS
+
+
 @pytest.mark.parametrize("name", ["corpus.parquet", "corpus[1].parquet", "cor*.parquet"])
 def test_parquet_gives_the_same_documents(tmp_path: Path, cache: Path, name: str) -> None:
     """A name is no pattern: the second one would match no file, and the third one another, too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.interrupt import StopRequest
 from bertkit.training.run import FinishedRun
 from tests.inference.test_export import small_model
+from tests.limits import largest_file
 from tests.run.making import finished_run, identity
 from tests.training.stopping import stopping_at
 from tests.training.test_trainer import STEPS, Falling, begun, trained
@@ -87,8 +89,9 @@ def test_weights_that_the_disk_refuses_are_an_error_of_the_data(
     assert "No space left on device" in shown.stderr
     assert "free some space" in shown.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
-    with pytest.raises(DataError, match="free some space"):
+    with pytest.raises(OSError, match="No space left on device") as caught:
         export_model(str(tmp_path / "model"), tmp_path / "new")
+    assert caught.value.filename == str(tmp_path / "new" / "model.safetensors")
 
 
 def test_a_run_goes_on_elsewhere_only_where_it_can(tmp_path: Path) -> None:
@@ -108,6 +111,21 @@ def test_a_run_goes_on_elsewhere_only_where_it_can(tmp_path: Path) -> None:
     other = RunDirectory.create(tmp_path, identity(what_hash="f" * 64))
     with pytest.raises(UsageError, match="contains another run"):
         run_in_directory(run, other.path)
+
+
+def test_a_copy_that_the_disk_has_no_space_for_names_one_file_and_the_size_of_the_run(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, identity())
+    for name in ("a", "b", "c"):
+        (run.path / f"{name}.bin").write_bytes(bytes(1 << 17))
+    with run.recording():
+        pass
+    with pytest.raises(DataError, match="cannot be copied") as caught, largest_file(1 << 16):
+        run_in_directory(run, tmp_path / "copy")
+    size = f"{sum(path.stat().st_size for path in run.path.iterdir()):,}"
+    told = f"{run.path}/[abc].bin: \\[Errno 27\\] File too large; it takes {size} bytes; free some space"
+    assert re.search(told, str(caught.value))
+    assert str(caught.value).count(".bin") == 1
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("damage", ["missing", "altered", "none"])

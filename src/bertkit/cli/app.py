@@ -189,9 +189,8 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     except OSError as error:
         if error.errno not in _MACHINE_ERRORS:
             return _report_bug(error)
-        where = f"{error.filename}: " if error.filename else ""
         console.debug("".join(traceback.format_exception(error)))
-        return _report(DataError(f"{where}{error.strerror}; {_MACHINE_ERRORS[error.errno]}"))
+        return _report(DataError(_of_the_machine(error, _MACHINE_ERRORS[error.errno])))
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
             console.debug("".join(traceback.format_exception(error)))
@@ -215,6 +214,16 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         console.stopped("interrupted")
         return code, "interrupted"
     return code if isinstance(code, int) else 0, None
+
+
+def _of_the_machine(error: OSError, remedy: str) -> str:
+    """The file, the system's message, what the writer of the file notes (such as what is kept), and the remedy."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    file = (is_full and error.filename2) or error.filename  # a full disk is that of the copy, not of its source
+    text = f"{file}: {error.strerror}" if file else str(error.strerror)
+    if is_full and str(file).startswith(os.path.join(tempfile.gettempdir(), "bertkit-")):  # nothing there is kept
+        return f"{text}; {remedy}, or set TMPDIR to a directory on another disk"
+    return "; ".join([text, *getattr(error, "__notes__", ()), remedy])
 
 
 def _leave_output() -> tuple[int, None]:

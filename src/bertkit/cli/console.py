@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from unicodedata import combining, east_asian_width
 
 from bertkit.errors import UsageError
+from bertkit.files import naming
 from bertkit.visible import visible, visible_columns, visible_document, visible_json, visible_lines
 
 if TYPE_CHECKING:
@@ -415,8 +416,9 @@ def result(
         safe = visible_document if as_document else visible_columns if as_columns else visible
         text = safe(str(value).rstrip("\n"))
     try:
-        out.write(text.rstrip("\n") + "\n")
-        out.flush()
+        with naming(Path("standard output")):
+            out.write(text.rstrip("\n") + "\n")
+            out.flush()
     except BrokenPipeError as closed:
         raise ClosedOutputError from closed
 

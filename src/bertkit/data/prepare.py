@@ -19,7 +19,7 @@ from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, TokenShards, is_shards
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
-from bertkit.files import json_sha256, one_at_a_time, read_json, write_json
+from bertkit.files import json_sha256, noting, one_at_a_time, read_json, write_json
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.openmp import usable_cores
 from bertkit.progress import Progress, silent_progress
@@ -73,9 +73,12 @@ def prepare_shards(
         tokenizer, files = _tokenizer(corpus, config, given, directory, progress)
         workers = workers or usable_cores()
         fields = corpus.options.marked_fields
-        with closing(
-            ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens, span_fields=fields)
-        ) as writer:
+        with (
+            noting(f"shards in {directory} that are full are kept, and the same command continues after them"),
+            closing(
+                ShardWriter(directory, identity, tokenizer.vocab_size, shard_tokens=shard_tokens, span_fields=fields)
+            ) as writer,
+        ):
             start, language_ends = _resumed_at(writer.position)
             if start is not None and isinstance(corpus, LanguageCorpus):
                 language_ends[corpus.language_before(start)] = writer.documents

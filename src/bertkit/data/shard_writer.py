@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.arrays import BoolArray, Int64Array
+from bertkit.arrays import BoolArray, Int64Array, save_array
 from bertkit.data.shards import (
     COUNTS,
     DOCUMENTS,
@@ -37,7 +37,7 @@ from bertkit.data.shards import (
     tokens_file,
 )
 from bertkit.errors import DataError
-from bertkit.files import fsync_path, read_json, sha256_of, write_json
+from bertkit.files import fsync_path, open_to_write, read_json, sha256_of, write_json
 from bertkit.text.annotated import OUTCOMES
 
 SHARD_TOKENS = 1 << 26
@@ -160,8 +160,8 @@ class ShardWriter:
         for index, total in ((self._segments, self.tokens), (self._documents, self.segments)):
             index.write(np.array([total], INDEX_TYPE).tobytes())
             _close(index)
-        with (self.directory / COUNTS).open("wb") as file:
-            np.save(file, self._counts_V)
+        with open_to_write(self.directory / COUNTS) as file:
+            save_array(file, self._counts_V)
             _sync(file)
         hashes = {shard["file"]: shard["sha256"] for shard in self.shards}
         marks = [spans_file(number) for number in range(len(self.shards))] if self.span_fields else []
@@ -209,9 +209,9 @@ class ShardWriter:
     def _append_tokens(self, block: TokenBlock) -> None:
         ids_T = block.ids_T
         if self._shard is None:
-            self._shard = (self.directory / tokens_file(len(self.shards))).open("wb")
+            self._shard = open_to_write(self.directory / tokens_file(len(self.shards)))
             self._hash = hashlib.sha256()
-            self._marks = (self.directory / spans_file(len(self.shards))).open("wb") if self.span_fields else None
+            self._marks = open_to_write(self.directory / spans_file(len(self.shards))) if self.span_fields else None
         if self._marks is not None:
             assert block.spans is not None, "every block of a corpus with span fields has marks"
             self._marks.write(block.spans.marks_T.tobytes())
@@ -268,7 +268,7 @@ class ShardWriter:
 
     def _opened(self, name: str, entries: int) -> BinaryIO:
         """The index file, truncated to the entries that belong to finished shards."""
-        file = (self.directory / name).open("ab")
+        file = open_to_write(self.directory / name, "ab")
         file.truncate(entries * INDEX_TYPE.itemsize)
         file.seek(0, os.SEEK_END)
         return file

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from bertkit.arrays import save_array
 from bertkit.cache import identity_hash
 from bertkit.code_hash import code_sha256
 from bertkit.data.batch import PackedBatch
@@ -166,7 +167,7 @@ class SampleStream:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
-                np.save(file, plan)
+                save_array(file, plan)
         return plan
 
     def _address(self) -> str:

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from bertkit.arrays import BoolArray, Float32Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.files import read_json, write_json
+from bertkit.files import atomic_directory, read_json, write_json, write_text
 from bertkit.models.families.static import TABLE
 from bertkit.models.files.hub import CONFIG_FILE, check_vocabulary, load_model
 from bertkit.models.files.model_files import MODULES_FILE, SAFETENSORS, encoder_directory, find_model, write_safetensors
@@ -117,7 +117,8 @@ def write_static(
     table_VE, kept = weighted(vectors_VD, used_V, chosen)
     if "unk" in table_tokenizer.roles:
         table_VE[table_tokenizer.unk_id] = 0  # as if the token were not in the text, since vectors are normalised
-    _write(to, table_VE, table_tokenizer, model.encoder.max_tokens)
+    with atomic_directory(to) as staging:
+        _write(staging, table_VE, table_tokenizer, model.encoder.max_tokens)
     return {
         "tokens": len(table_VE),
         "words": len(table_VE) - tokenizer.vocab_size,
@@ -156,11 +157,10 @@ def used_rows(tokenizer: Tokenizer, settings: StaticTable) -> BoolArray:
 
 
 def _write(to: Path, table_VE: Float32Array, tokenizer: Tokenizer, max_tokens: int) -> None:
-    to.mkdir(parents=True, exist_ok=True)
     write_safetensors(to / SAFETENSORS, {TABLE: torch.from_numpy(table_VE)})
     save_tokenizer(tokenizer, to, max_tokens=max_tokens, token_types=False)
     settings = read_json(to / "tokenizer.json")
-    (to / "tokenizer.json").write_text(json.dumps(settings | {"post_processor": None}), encoding="utf-8")
+    write_text(to / "tokenizer.json", json.dumps(settings | {"post_processor": None}))
     shape = {"vocab_size": len(table_VE), "hidden_size": table_VE.shape[1]}
     write_json(to / CONFIG_FILE, {"model_type": "static", "architectures": ["StaticEmbedding"], **shape})
     kinds = {"StaticEmbedding": "", "Normalize": "1_Normalize"}

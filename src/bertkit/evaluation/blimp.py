@@ -33,7 +33,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import BlimpSettings
-from bertkit.files import sha256_of
+from bertkit.files import open_text_to_write, sha256_of
 from bertkit.models.scoring.pseudo_likelihood import TextScore, score_texts
 from bertkit.models.scoring.rules import choose_rule
 from bertkit.progress import Progress, silent_progress
@@ -305,7 +305,7 @@ def _write_predictions(run: RunDirectory, outcomes: Sequence[Outcome]) -> None:
     """One line per pair: both scores, and the preferred sentence."""
     directory = run.path / "predictions"
     directory.mkdir(exist_ok=True)
-    with (directory / f"{SUITE}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+    with open_text_to_write(directory / f"{SUITE}.jsonl") as file:
         for outcome in outcomes:
             for number, pair in enumerate(outcome.paradigm.pairs):
                 file.write(json.dumps(_prediction(outcome, number, pair), ensure_ascii=False) + "\n")

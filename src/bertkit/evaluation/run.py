@@ -14,7 +14,7 @@ from typing import Any, Literal
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import joint_sha256
-from bertkit.run.directory import RunDirectory, RunIdentity
+from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 from bertkit.run.finished import CONFIG_FINGERPRINT, finished_before
 from bertkit.settings import Settings
 from bertkit.text.corpus import Corpus
@@ -156,31 +156,46 @@ def finished_measurement(identity: RunIdentity, arguments: MeasurementArguments)
     """
     if arguments.fresh:
         return None
-    recipe = hashlib.sha256(identity.recipe_yaml.encode()).hexdigest()
 
     def differs(run: RunDirectory) -> str | None:
-        return None if run.record.get("recipe_sha256") == recipe else "its models or data have other names"
+        return None if _has_names(run, identity) else "its models or data have other names"
 
     return finished_before(arguments.runs_root, identity, run_dir=arguments.run_dir, objection=differs)
+
+
+def _has_names(run: RunDirectory, identity: RunIdentity) -> bool:
+    """Whether a run records the same names of models and data, which its hash leaves out."""
+    return run.record.get("recipe_sha256") == hashlib.sha256(identity.recipe_yaml.encode()).hexdigest()
 
 
 def measure(
     identity: RunIdentity, arguments: MeasurementArguments, compute: Callable[[RunDirectory], dict[str, Any]]
 ) -> EvaluationResult:
-    """Compute and write results.json in a new run directory, named by the hash of all that determines the result.
+    """Compute and write results.json in a new run directory, named by the hash of all that determines the result; an
+    unfinished run of the same measurement in `run_dir` is written again.
 
     Args:
         identity: result of `measurement_identity`.
         arguments: where to write.
         compute: returns the contents of results.json, and may write other files next to it.
     """
-    run = RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
+    run = _unfinished(identity, arguments) or RunDirectory.create(arguments.runs_root, identity, arguments.run_dir)
     arguments.on_start(run)
     with run.recording(arguments.command):
         run.write_environment()
         results = compute(run)
         run.write_results(results)
     return EvaluationResult(run, results)
+
+
+def _unfinished(identity: RunIdentity, arguments: MeasurementArguments) -> RunDirectory | None:
+    """The run in `run_dir` if it is of the same measurement and did not end, for example because the disk was full."""
+    if arguments.fresh or arguments.run_dir is None or not (arguments.run_dir / RECORD).is_file():
+        return None
+    run = RunDirectory.open(arguments.run_dir)
+    recorded = (run.record["kind"], run.record["what_hash"], run.record["fingerprints"])
+    same = recorded == (identity.kind, identity.what_hash, dict(identity.fingerprints)) and _has_names(run, identity)
+    return run if same and run.status in ("stopped", "failed") else None
 
 
 def measure_or_reuse(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import write_text
+from bertkit.files import write_bytes, write_text
 
 HEADER = "index\tprediction"
 _LONGEST_MEMBER = 64 * 1024 * 1024
@@ -182,9 +182,7 @@ def write_glue_submission(directory: Path, predictions: Mapping[str, Sequence[st
     for name, text in texts.items():
         write_text(directory / name, text)
     path = directory / "submission.zip"
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(packed)
-    temporary.replace(path)
+    write_bytes(path, packed)
     return path
 
 

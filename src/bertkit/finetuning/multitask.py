@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bertkit.files import joint_sha256, sha256_of
+from bertkit.files import joint_sha256, sha256_of, write_text
 from bertkit.finetuning.data import Prepared
 from bertkit.models.files.hub import CONFIG_FILE, WEIGHTS_FILE, save_model, write_config, write_tokenizer
 from bertkit.models.files.model_files import write_safetensors
@@ -95,7 +95,7 @@ def save_joined(
             "weight_map": {key: _SHARED if key in shared else _OWN for key in sorted(tensors)},
         }
         text = json.dumps(index, indent=2, sort_keys=True)
-        (own / f"{WEIGHTS_FILE}.index.json").write_text(text + "\n", encoding="utf-8")
+        write_text(own / f"{WEIGHTS_FILE}.index.json", text + "\n")
         if tokenizer is not None:
             write_tokenizer(model, tokenizer, own)
 

@@ -70,7 +70,7 @@ class LocalExecutor(Executor[_Worker]):
 
     def _reply(self, handle: _Worker) -> Reply:
         reply: Reply | None = None
-        with suppress(EOFError, ConnectionResetError):
+        with suppress(EOFError, OSError):  # also killed in the middle of its reply
             if handle.connection.poll():
                 reply = handle.connection.recv()
         if reply is not None and not self._fresh_process:

@@ -91,7 +91,7 @@ class Report:
 def read_sentences(directory: Path) -> list[str]:
     """The sentences of a written report; empty if the file is missing."""
     path = directory / SUMMARY
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
 def _write_table(table: Table, path: Path) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
+from bertkit.files import naming
 from bertkit.models.headed import HeadedModel
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.probing.states import layer_states
@@ -53,7 +54,8 @@ class StateStore:
         self.offsets_S1: Int64Array = np.concatenate([[0], np.cumsum(rows_S, dtype=np.int64)])
         self.rows = int(self.offsets_S1[-1])
         shape = (layers, max(1, self.rows), width)
-        _reserve(self._file.fileno(), math.prod(shape) * np.dtype(np.float32).itemsize)
+        with naming(directory):
+            _reserve(self._file.fileno(), math.prod(shape) * np.dtype(np.float32).itemsize)
         self.states_LWD = np.memmap(self._file, np.float32, mode="w+", shape=shape)
 
     def layer(self, number: int) -> Tensor:
@@ -136,6 +138,7 @@ def _reserve(descriptor: int, size: int) -> None:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.add_note(f"the states need {size:,} bytes there")
             raise
 
 

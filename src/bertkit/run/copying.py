@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import unfinished_name
+from bertkit.files import bytes_in, first_fault, unfinished_name
 from bertkit.run.directory import RECORD, RunDirectory, write_record
 from bertkit.run.lock import LOCK_FILE, RunLock
 from bertkit.run.seal import runs_within
@@ -53,8 +53,11 @@ def run_in_directory(run: RunDirectory, directory: Path | None) -> RunDirectory:
         shutil.copytree(run.path, copying, symlinks=True, ignore=_PARTIAL)
         write_record(copying, {**run.record, "id": directory.resolve().name})
         copying.rename(directory)
-    except (OSError, shutil.Error) as error:
-        raise DataError(f"--run-dir {directory}: the run cannot be copied there: {error}; free some space") from error
+    except OSError as error:
+        raise DataError(
+            f"--run-dir {directory}: the run cannot be copied there: {first_fault(error)}; it takes"
+            f" {bytes_in(run.path):,} bytes; free some space"
+        ) from error
     finally:
         shutil.rmtree(copying, ignore_errors=True)
         lock.release()

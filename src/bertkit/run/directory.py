@@ -36,6 +36,8 @@ SUITE_FILE = "suite.json"
 """What a suite of runs repeats and varies."""
 INNER_RUNS = "runs"
 """The directory, in that of a suite, of its runs."""
+_RESUMED = ("pretrain", "finetune", "distill", "study")
+"""The commands that have --resume."""
 _LOG = "log.txt"
 _BEFORE_THE_FIRST_STEP = (LOCK_FILE, RECIPE, RECORD, ENVIRONMENT, _LOG, SEAL, SUITE_FILE)
 """The files that a run or a suite has written before it computes anything."""
@@ -183,8 +185,12 @@ class RunDirectory:
 
     @property
     def recipe_yaml(self) -> str:
-        """The resolved recipe as text."""
-        return (self.path / RECIPE).read_text(encoding="utf-8")
+        """The resolved recipe as text; DataError if the file is damaged."""
+        path = self.path / RECIPE
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 text (byte {error.start}), so it is damaged") from error
 
     @property
     def status(self) -> str:
@@ -388,9 +394,10 @@ def _held_remedy(place: Path, record: Mapping[str, Any]) -> str:
     otherwise = f"name another --run-dir, or delete it with `bertkit runs delete {shell_word(place)}`"
     if record.get("status") == "done":
         return f"it is done: {otherwise}"
-    if record.get("status") == "failed" and record.get("exit_reason"):
-        return f"it failed ({record['exit_reason']}); continue with `--resume {place}`, {otherwise}"
-    return f"continue with `--resume {place}`, or name another --run-dir"
+    failed = record.get("status") == "failed" and record.get("exit_reason")
+    reason = f"it failed ({record['exit_reason']}); " if failed else ""
+    resume = f"continue with `--resume {place}`, " if record.get("kind") in _RESUMED else ""
+    return f"{reason}{resume}{otherwise}"
 
 
 def _claim(path: Path) -> frozenset[str] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import read_json
+from bertkit.files import naming, read_json
 
 LOCK_FILE = ".lock"
 ATTEMPTS = 20
@@ -44,8 +44,9 @@ class RunLock:
         descriptor = os.open(self._key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(descriptor, run)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
+            with naming(run / LOCK_FILE):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
         except BaseException:
             os.close(descriptor)
             raise

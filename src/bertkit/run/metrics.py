@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bertkit.errors import DataError
-from bertkit.files import finite
+from bertkit.files import finite, naming
 from bertkit.json_input import parse_json
 
 METRICS_FILE = "metrics.jsonl"
@@ -54,7 +54,8 @@ class MetricsLog:
             OSError: the disk is full or failing.
         """
         line = json.dumps(finite({"step": step, **values}), ensure_ascii=False, allow_nan=False) + "\n"
-        _write_all(self._file, line.encode())
+        with naming(self._path):
+            _write_all(self._file, line.encode())
         if self._events is not None:
             for name, value in values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
@@ -62,7 +63,8 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Force the lines to disk; called before a checkpoint, so that no figure of an earlier step is lost."""
-        os.fsync(self._file)
+        with naming(self._path):
+            os.fsync(self._file)
         if self._events is not None:
             self._events.flush()
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bertkit.files import open_to_write
+
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -60,7 +62,7 @@ def write_stream(path: Path, stream: TensorStream) -> None:
         header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as file:
+    with open_to_write(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in stream.tensors:
             file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertkit.errors import DataError
-from bertkit.files import read_json, write_json
+from bertkit.files import first_fault, read_json, write_json
 from bertkit.progress import Progress
 from bertkit.run.checkpoint import LATEST, MANIFEST, latest_name, list_checkpoints
 from bertkit.run.directory import RECORD
@@ -316,7 +316,9 @@ class Uploader:
             same = False
         except shutil.Error as error:
             if checkpoint.is_dir():
-                raise DataError(f"{checkpoint}: cannot be linked or copied for its upload ({error})") from error
+                raise DataError(
+                    f"{checkpoint}: cannot be linked or copied for its upload ({first_fault(error)})"
+                ) from error
             same = False
         try:
             yield held if same else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.errors import DataError, UsageError, first_line
-from bertkit.files import fsync_path, unfinished_name
+from bertkit.files import fsync_path, is_unfinished, naming, unfinished_name
 from bertkit.stores.failures import Failure
 from bertkit.stores.url import SCHEMES, StoreUrl
 
@@ -113,7 +113,11 @@ class Store:
             if error.is_missing:
                 return {}
             raise
-        return {self._relative(path): StoredFile.of(info) for path, info in sorted(found.items())}
+        return {
+            self._relative(path): StoredFile.of(info)
+            for path, info in sorted(found.items())
+            if self.url.uses_network or not is_unfinished(Path(path).name)
+        }
 
     def matching(self) -> dict[str, StoredFile]:
         """The files that match the place as a pattern, by their full paths.
@@ -134,8 +138,9 @@ class Store:
         temporary = unfinished_name(path)
         source = self._path(name)
         try:
-            self._do(self.named(name), partial(self._files.get_file, source, str(temporary)), here=_is_full_disk)
-            fsync_path(temporary)
+            with naming(path):
+                self._do(self.named(name), partial(self._files.get_file, source, str(temporary)), here=_is_full_disk)
+                fsync_path(temporary)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

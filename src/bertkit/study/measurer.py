@@ -18,6 +18,7 @@ from bertkit.evaluation.mlm import evaluate_mlm
 from bertkit.evaluation.run import EvalArguments
 from bertkit.evaluation.settings import BlimpSettings, MlmSettings
 from bertkit.files import read_json, write_json
+from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.pretraining.recipe import Recipe
 from bertkit.probing.layers import LayersSettings
@@ -149,8 +150,7 @@ class Measurer:
     def _finetuned(self, measure: FinetuneMeasure, run: RunDirectory, recipe: Recipe, place: Path) -> MeasureResult:
         common: dict[str, Any] = {"command": self.command, "offline": self.offline, "max_minutes": self.minutes_left()}
         if (place / RECORD).is_file():
-            arguments = finetune_arguments(measure, str(run.path), **common)
-            arguments = type(arguments)(resume=str(place), **common)
+            arguments = FinetuneArguments(resume=str(place), **common)
         else:
             shutil.rmtree(place, ignore_errors=True)
             device = Override("engine.device", recipe.engine.device, "the study")

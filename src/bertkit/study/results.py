@@ -150,7 +150,7 @@ def _undecidable(found: Mapping[str, Any]) -> str:
     """Why a difference decides no claim; empty if it can."""
     if found["mean"] is None:
         return "fewer than two seeds have both scores"
-    if found["high"] - found["low"] < 1e-9 * abs(found["mean"]):  # equal but for rounding
+    if found["high"] - found["low"] <= 1e-9 * abs(found["mean"]):  # equal but for rounding
         return "the difference is the same for all seeds, which says nothing about its spread; add seeds"
     return ""
 

@@ -160,7 +160,7 @@ def read_bytes(path: Path) -> Iterator[bytes]:
     decompressed: Callable[[Any], Iterator[bytes]] = _DECOMPRESSED.get(path.suffix.lower(), _chunks)
     try:
         with open_regular(path) as file:
-            yield from decompressed(file)
+            yield from filter(None, decompressed(file))  # an empty chunk would count as the end
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:

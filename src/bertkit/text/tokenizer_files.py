@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
-from bertkit.files import read_json
+from bertkit.files import open_text_to_write, read_json
 from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
@@ -84,7 +84,8 @@ def _bert_options(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+    with open_text_to_write(path) as file:
+        file.write(text + "\n")
 
 
 TEMPLATES = {

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
+from bertkit.files import open_to_write
 from bertkit.training.schedules import Schedule
 
 TIMES_FILE = "times.tsv"
@@ -52,7 +53,7 @@ class RunClock:
             raise DataError(f"{follows}: there are no recorded times; name the directory of a run with clock: time")
         self._seconds, whole = _read(path)
         self._followed = array("d") if follows is None else _read(follows)[0]
-        self._file = path.open("ab")
+        self._file = open_to_write(path, "ab")
         self._file.truncate(whole)
         self._begin = now()
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bertkit.errors import DataError
-from bertkit.files import finite
+from bertkit.files import finite, open_to_write
 from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 
@@ -115,7 +115,7 @@ class DivergenceRecord:
             return
         entry = {"step": step, "event": event, **finite(details)}
         line = json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
-        with self._path.open("ab") as file:
+        with open_to_write(self._path, "ab") as file:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())

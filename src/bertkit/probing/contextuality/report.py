@@ -15,6 +15,7 @@ import numpy as np
 
 from bertkit.arrays import Float64Array
 from bertkit.evaluation.plots import layer_ticks, lines, new_figure, plain
+from bertkit.files import open_text_to_write
 from bertkit.probing.contextuality.measure import RANDOM_SETS, LayerFigures, Occurrences
 from bertkit.probing.report import Finding, Table
 
@@ -217,7 +218,7 @@ def write_word2vec(path: Path, words: Sequence[str], vectors: Sequence[Float64Ar
 
     White space inside a word is written as `_`, as in word2vec's own phrases.
     """
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    with open_text_to_write(path) as file:
         file.write(f"{len(words)} {vectors[0].size}\n")
         for word, vector_D in zip(words, vectors, strict=True):
             file.write(f"{'_'.join(word.split())} {' '.join(f'{value:.6g}' for value in vector_D.tolist())}\n")
