@@ -142,6 +142,39 @@ def test_an_embedder_is_trained_with_its_prompt_and_keeps_it(place: EmbeddingPla
     np.testing.assert_allclose([row["prediction"] for row in rows], (first * second).sum(axis=1), atol=1e-5)
 
 
+def test_queries_and_documents_are_trained_with_their_prompts_and_keep_them(
+    place: EmbeddingPlace, tmp_path: Path
+) -> None:
+    """A run with prompts is a run on texts that begin with them."""
+    query, document = "list of ", "the number "
+    rows = reviews(62, 3)
+    pairs = [(a, b) for (a, _), (b, _) in zip(rows[::2], rows[1::2], strict=True)]
+    columns = Columns(text="left", text_pair="right")
+    runs = []
+    for name, given in (("literal", [(query + a, document + b) for a, b in pairs]), ("prompts", pairs)):
+        table = str(write_table(tmp_path / f"{name}.csv", given, ("left", "right")))
+        task = CustomTask(kind="embedding", train=table, dev=table, columns=columns)
+        prompts = (f"embedding.query_prompt={query!r}", f"embedding.document_prompt={document!r}")
+        more = prompts if name == "prompts" else ()
+        runs.append(place.run("optimisation.steps=3", *more, task=task, run_dir=tmp_path / name))
+    files = [run.run.model / "model.safetensors" for run in runs]
+    assert sha256_of(files[0]) == sha256_of(files[1])
+    assert runs[0].results["splits"] == runs[1].results["splits"]
+    kept = TextReading.of(runs[1].run.model, runs[1].run.model)
+    assert kept == TextReading({"query": query, "document": document})
+
+
+def test_prompts_need_two_texts_and_replace_the_models_own(place: EmbeddingPlace, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a fine cat\na poor list\n" * 8)
+    task = CustomTask(kind="embedding", train=str(texts), dev=str(texts))
+    with pytest.raises(UsageError, match=r"each example has one text; leave them out"):
+        place.run("embedding.query_prompt=q", "embedding.loss={name: simcse}", task=task, run_dir=tmp_path / "run")
+    before = TextReading({"query": "q ", "passage": "p ", "topic": "t "}, "topic")
+    assert before.with_roles(None, "d ") == TextReading({"topic": "t ", "query": "q ", "document": "d "}, "topic")
+    assert before.with_roles("", "") == TextReading({"topic": "t "})
+
+
 @pytest.mark.parametrize(
     ("loss", "least"), [("{name: cosent}", 0.45), ("{name: angle}", 0.15), ("{name: contrastive}", 0.45)]
 )

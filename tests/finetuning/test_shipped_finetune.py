@@ -20,6 +20,8 @@ from bertkit.models.headed import HeadedModel
 from bertkit.recipe.dump import dump_recipe
 from bertkit.recipe.find import shipped_directory
 from bertkit.recipe.resolve import load_any, shipped_headers
+from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+from bertkit.tasks.embedding.settings import EmbeddingSettings, LateInteractionSettings
 from bertkit.training.optimizers.adam import AdamWConfig
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import GOOD, reviews, tiny_tokenizer
@@ -115,6 +117,16 @@ def write_sentences(directory: Path) -> Path:
     return path
 
 
+def write_triplets(directory: Path) -> Path:
+    """A query, its positive and its negative per line."""
+    directory.mkdir(parents=True, exist_ok=True)
+    texts = [text for text, _ in reviews(90, 2)]
+    rows = [dict(zip(("query", "positive", "negative"), texts[n : n + 3], strict=True)) for n in range(0, 90, 3)]
+    path = directory / "triplets.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
 DATA: dict[str, Callable[[Path], object]] = {
     "conll2003": write_conll,
     "rte": write_rte,
@@ -151,9 +163,13 @@ def test_a_recipe_is_the_same_after_writing_and_reading(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path: Path) -> None:
     recipe = recipe_of(name)
-    own: list[Any] = []
+    own: list[Any] = ["--data-dir", tmp_path / "data"]
     if isinstance(recipe.task, CustomTask):
-        own = ["--kind", "embedding", "--train", write_sentences(tmp_path / "data"), "--dev", "stsb"]
+        own += ["--kind", "embedding", "--train", write_sentences(tmp_path / "data"), "--dev", "stsb"]
+        if name in ("splade", "colbert"):
+            triplets = write_triplets(tmp_path / "data")
+            own = ["--kind", "embedding", "--train", triplets, "--dev", triplets]
+            own += ["--text", "query", "--text-pair", "positive", "--negatives", "negative"]
     else:
         for spec in recipe.specs:
             DATA[spec.name](tmp_path / "data")
@@ -162,7 +178,7 @@ def test_a_shrunk_recipe_trains(name: str, bertkit: Callable[..., Any], tmp_path
     words = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
     run = tmp_path / "run"
     done = bertkit(
-        *("finetune", name, "--model", model, "--data-dir", tmp_path / "data", *own),
+        *("finetune", name, "--model", model, *own),
         *("--run-dir", run, "--max-steps", "6", "-q", *words),
     )
     assert done.code == 0, done.stderr
@@ -211,6 +227,39 @@ def test_gpt_on_a_task_has_the_values_of_its_code() -> None:
     optimisation = recipe.optimisation
     assert (optimisation.schedule.peak, optimisation.schedule.warmup_share) == (6.25e-5, 0.002)
     assert (optimisation.batch_sequences, optimisation.epochs) == (32, 3)
+
+
+def test_splade_has_the_values_of_the_released_files() -> None:
+    recipe = recipe_of("splade")
+    settings, optimisation = recipe.task_settings, recipe.optimisation
+    assert isinstance(settings, EmbeddingSettings)
+    assert settings.sparsity is not None
+    assert (settings.pooling, settings.sparsity.queries, settings.sparsity.documents) == ("splade", 3e-4, 1e-4)
+    assert settings.sparsity.growth(49_999, 150_000) == 1 > settings.sparsity.growth(49_000, 150_000)
+    assert isinstance(settings.loss, MultipleNegativesLoss)
+    assert (settings.loss.similarity, settings.loss.scale) == ("dot", 1.0)
+    assert (optimisation.schedule.peak, optimisation.schedule.warmup(150_000)) == (2e-5, 6000)
+    assert (optimisation.batch_sequences, recipe.data.max_length) == (128, 256)
+    optimizer = optimisation.optimizer
+    assert isinstance(optimizer, AdamWConfig)
+    assert (optimizer.eps, optimizer.weight_decay, optimizer.clip_norm) == (1e-6, 0.01, None)
+    assert optimizer.decay_biases_and_norms
+
+
+def test_colbert_has_the_values_of_the_released_code() -> None:
+    recipe = recipe_of("colbert")
+    settings, optimisation = recipe.task_settings, recipe.optimisation
+    assert isinstance(settings, EmbeddingSettings)
+    assert settings.late_interaction == LateInteractionSettings()  # the defaults are the published ones
+    assert (settings.late_interaction.width, settings.late_interaction.query_length) == (128, 32)
+    assert isinstance(settings.loss, MultipleNegativesLoss)
+    assert (settings.loss.similarity, settings.loss.scale) == ("maxsim", 1.0)
+    assert (settings.query_prompt, settings.document_prompt) == ("[unused0] ", "[unused1] ")
+    assert {optimisation.schedule.learning_rate(step, 400_000) for step in (0, 399_999)} == {3e-6}
+    assert (optimisation.batch_sequences, recipe.data.max_length) == (32, 180)
+    optimizer = optimisation.optimizer
+    assert isinstance(optimizer, AdamWConfig)
+    assert (optimizer.eps, optimizer.weight_decay, optimizer.clip_norm) == (1e-8, 0.0, 2.0)
 
 
 @pytest.mark.parametrize("name", ["sbert-nli", "sbert-stsb", "sbert-nli-stsb"])

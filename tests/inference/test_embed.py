@@ -231,3 +231,24 @@ def test_an_empty_file_and_a_pipe(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n\n")))
     done = bertkit("embed", "--model", model, "-")
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["0", "1"]
+
+
+def test_an_error_leaves_nothing_of_a_pipe_and_what_a_file_needs_to_continue(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bertkit: Command
+) -> None:
+    texts = b"the cat\n" + b"cat " * 200 + b"\n"
+    (tmp_path / "texts.txt").write_bytes(texts)
+    for source, left in (("-", set()), (tmp_path / "texts.txt", {"v.npy.part", "v.npy.part.ids"})):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts)))
+        done = bertkit("embed", "--model", model, source, "--long", "error", "--out", tmp_path / "v.npy")
+        assert (done.code, "line 2: 202 tokens" in done.stderr) == (3, True), done.stderr
+        assert {path.name for path in tmp_path.iterdir()} == {"texts.txt"} | left
+
+
+def test_an_input_is_not_replaced(model: Path, tmp_path: Path, bertkit: Command) -> None:
+    file = tmp_path / "texts.parquet"
+    parquet.write_table(pa.table({"text": ["the cat"]}), file)
+    before = file.read_bytes()
+    done = bertkit("embed", "--model", model, file, "--out", file)
+    assert (done.code, "is read by this command" in done.stderr) == (2, True), done.stderr
+    assert file.read_bytes() == before

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from bertkit.models.late_interaction import LateInteraction, write_token_files
+from bertkit.models.sentence import TextReading
+from bertkit.models.sentence_files import write_sentence_files
+from bertkit.text.tokenizer_files import load_tokenizer
 from tests.evaluation.embeddings.test_embedding_suites import write_folder, write_sets
 from tests.tasks.tiny_task import reviews, write_model
 
@@ -32,6 +37,11 @@ def test_every_command_of_the_page_works(
     pytest.importorskip("faiss")
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "MODEL")
+    sparse = write_model(tmp_path / "SPLADE", heads=("masked_lm",))
+    width = load_tokenizer(sparse).vocab_size
+    write_sentence_files(sparse, width=width, pooling=("splade",), normalise=False, max_tokens=24)
+    late = write_model(tmp_path / "COLBERT")
+    write_token_files(late, torch.eye(8, 30), LateInteraction(), max_tokens=24, reading=TextReading())
     write_sets(tmp_path / "DIR")
     write_folder(tmp_path / "beir-folder")
 
@@ -47,7 +57,7 @@ def test_every_command_of_the_page_works(
     words = sorted({word for text in TEXTS for word in text.split()})
     (tmp_path / "glove.txt").write_text("".join(f"{word} {n % 5} {n % 3} 1\n" for n, word in enumerate(words)))
     found = commands()
-    assert len(found) == 14
+    assert len(found) == 20
     for words in found:
         done = bertkit(*words)
         assert done.code == 0, (words, done.stderr)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,10 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import CheckError, DataError, UsageError
+from bertkit.files import atomic_directory
 from bertkit.inference.export import export
 from bertkit.inference.export.agreement import Agreement, probe_batches
-from bertkit.inference.export.export import RECORD, atomic_directory, export_model
+from bertkit.inference.export.export import RECORD, export_model
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.distilbert import DistilBertConfig
@@ -318,6 +322,15 @@ def test_an_embedder_s_graph_is_among_the_files_of_sentence_transformers(tmp_pat
     steps = {name for name in contents(source) if "Pooling" in name or "Dense" in name or name == "modules.json"}
     assert steps
     assert all((tmp_path / "out" / name).read_bytes() == (source / name).read_bytes() for name in steps)
+
+
+def test_onnxruntime_reports_nothing(tmp_path: Path) -> None:
+    """Else it begins a session of its reports at its import, in a file of the temporary directory."""
+    pytest.importorskip("onnxruntime")
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    program = [sys.executable, "-c", "import bertkit.inference.export.onnx_graph, onnxruntime"]
+    subprocess.run(program, env={**environment, "TMPDIR": str(tmp_path)}, check=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_graph_that_cannot_be_right_is_refused(tmp_path: Path) -> None:

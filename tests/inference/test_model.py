@@ -70,6 +70,8 @@ def test_arguments_of_another_type_are_refused_by_name(base: Path, tmp_path: Pat
         (lambda: model.encode(["a", float("nan")]), "text 1: nan of type float, expected a text"),
         (lambda: model.fill(["a [MASK]"]), "fill takes one text, not .* of type list"),
         (lambda: model.generate(["a"]), "generate takes one text, not .* of type list"),
+        (lambda: model.predict([("a", "b")], top=-1), r"predict\(\): top is -1 of type int, expected a whole number"),
+        (lambda: model.fill("a [MASK]", top=2.5), r"fill\(\): top is 2.5 of type float, expected a whole number"),
         (lambda: bertkit.load(base, precision="fp16"), "precision: .*fp16"),
         (lambda: bertkit.load(base, device="gpu"), "device: .*gpu"),
     ]:

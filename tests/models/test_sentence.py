@@ -65,6 +65,22 @@ def test_the_default_prompt_stands_before_every_text(theirs: Path, tmp_path: Pat
     assert_same_vectors(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [{"query": "numbers of "}, {"passage": "the file: ", "corpus": "values "}, {"query": "a ", "document": ""}],
+)
+def test_queries_and_documents_have_the_prompts_of_sentence_transformers(
+    theirs: Path, tmp_path: Path, prompts: dict[str, str]
+) -> None:
+    prompted = changed(theirs, tmp_path / "prompted", "config_sentence_transformers.json", prompts=prompts)
+    other, own = library.SentenceTransformer(str(prompted), device="cpu"), bertkit.load(str(prompted), device="cpu")
+    of_queries = own.encode(TEXTS, prompt=own.prompts.query_prompt)
+    np.testing.assert_allclose(of_queries, other.encode_query(TEXTS), rtol=0, atol=2e-6)
+    if "passage" not in prompts:  # its own empty prompt `document` comes before passage and corpus, from version 5.1
+        of_documents = own.encode(TEXTS, prompt=own.prompts.document_prompt)
+        np.testing.assert_allclose(of_documents, other.encode_document(TEXTS), rtol=0, atol=2e-6)
+
+
 def test_the_length_is_read_from_older_names_of_the_settings(theirs: Path, tmp_path: Path) -> None:
     old = changed(theirs, tmp_path / "old", "sentence_roberta_config.json", max_seq_length=8, do_lower_case=False)
     for name in ("sentence_bert_config.json",):

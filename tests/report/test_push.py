@@ -11,16 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from bertkit.cli.app import run as bertkit
+from bertkit.models.late_interaction import LateInteraction, write_token_files
 from bertkit.models.registry import FAMILIES
+from bertkit.models.sentence import AnyPooling, TextReading
+from bertkit.models.sentence_files import write_sentence_files
 from bertkit.report.card import model_card
 from bertkit.report.gather import ReportedRun
 from bertkit.report.push import push as pushed
 from bertkit.run.directory import RunDirectory
 from tests.hub_server import Hub, serving
+from tests.tasks.tiny_task import write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from making import finished_run
@@ -271,3 +276,26 @@ def test_a_model_without_weights_is_not_shared(run: RunDirectory, capsys: pytest
     run.model.rename(copy)
     assert bertkit(["push", str(copy), "me/x", "--dry-run"]) == 3
     assert "no weights here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pooling", "name", "task"),
+    [("mean", "SentenceTransformer", "sentence-similarity"), ("splade", "SparseEncoder", "feature-extraction")],
+)
+def test_the_card_of_an_embedder_names_the_class_that_loads_it(
+    tmp_path: Path, pooling: AnyPooling, name: str, task: str
+) -> None:
+    model = write_model(tmp_path / "model", heads=("masked_lm",))
+    write_sentence_files(model, width=30, pooling=(pooling,), normalise=False, max_tokens=24)
+    card = model_card(model, "me/mine", None)
+    assert f"pipeline_tag: {task}" in card
+    assert f'from sentence_transformers import {name}\n\nmodel = {name}("me/mine")' in card
+    assert "model.encode(" in card
+
+
+def test_the_card_of_a_model_with_token_vectors_scores_texts(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    write_token_files(model, torch.zeros(8, 30), LateInteraction(), max_tokens=24, reading=TextReading())
+    card = model_card(model, "me/mine", None)
+    assert 'from sentence_transformers import MultiVectorEncoder\n\nmodel = MultiVectorEncoder("me/mine")' in card
+    assert "model.late_scores(" in card

@@ -34,9 +34,15 @@ from bertkit.errors import UsageError
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bertkit.inference.embed import InputText
     from bertkit.inference.embed_settings import EmbedSettings
     from bertkit.inference.embedder import Embedder
     from bertkit.tasks.readers.delimited import RowsOrBad
+
+    Documents = Callable[[list[InputText]], tuple[Any, Iterator[dict[str, Any]]]]
+    """Computes a block: its vectors with counts of its texts, and one JSON document per text."""
 
 SETTINGS = "bertkit.inference.embed_settings:EmbedSettings"
 
@@ -144,6 +150,7 @@ class VectorOptions(Options):
     truncate: Annotated[int | None, FromField(SETTINGS, "truncate", "--truncate DIM")] = None
     long: Annotated[Literal["error", "cut", "window"] | None, FromField(SETTINGS, "long", shows_default=True)] = None
     max_length: Annotated[int | None, FromField(SETTINGS, "max_length")] = None
+    prompt: Annotated[str | None, FromField(SETTINGS, "prompt")] = None
 
     @property
     def settings(self) -> EmbedSettings:
@@ -166,8 +173,12 @@ def embed(
         option(
             "--out",
             metavar="V",
-            help="File to write the vectors to: .npy, .parquet or .arrow (default: JSON Lines on stdout).",
+            help="File to write the vectors to: .npy, .parquet or .arrow; sparse ones: .jsonl or .npz (default: JSON"
+            " Lines on stdout).",
         ),
+    ] = None,
+    prompt_name: Annotated[
+        str | None, option("--prompt-name", metavar="NAME", help="The model's own prompt of this name, such as query.")
     ] = None,
     *,
     reading: TextReadOptions,
@@ -179,27 +190,40 @@ def embed(
     """Embed every text of a file, in order: `bertkit embed --model M texts.txt --out vectors.npy`
 
     A text's vector is bit-identical whatever other texts the file contains. Files of any size are read in blocks; a
-    stopped command continues when run again. An empty line counts as a text.
+    stopped command continues when run again. An empty line counts as a text. A SPLADE model gives each text the weights
+    of words, `{"id", "vector": {word: weight}}`; its files are written at once and not continued.
 
     Examples:
     `echo "a fine film" | bertkit embed --model M`
     `bertkit embed --model M reviews.csv --text body --out reviews.parquet --normalise --dtype int8`
+    `bertkit embed --model M questions.txt --prompt-name query --out questions.npy`
     """
     from bertkit.inference.predict_input import require_input_file
-    from bertkit.inference.vector_files import form_of_output
+    from bertkit.inference.sparse_vectors import SPARSE_FORMS
+    from bertkit.inference.vector_files import FORMS, form_of_output, require_output
 
     path = None if file is None or str(file) == "-" else file
     if path is not None:
         require_input_file(path)
     if out is not None:
-        form_of_output(out)
+        form_of_output(out, {**FORMS, **SPARSE_FORMS})
+        require_output(out, path)
     settings = vectors.settings
+    if prompt_name is not None and settings.prompt is not None:
+        raise UsageError("--prompt-name and --prompt: give one of them")
     embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
+    if prompt_name is not None:
+        settings = settings.model_copy(update={"prompt": embedder.reading.named(prompt_name)})
     texts = reading.texts(path)
+    if out is not None:
+        form_of_output(out, SPARSE_FORMS if embedder.is_sparse else FORMS)
     if out is None:
         if flags := given_flags(side_by_side):
             raise UsageError(f"{', '.join(flags)}: give --out FILE too; vectors on stdout are computed by one process")
         _print_vectors(embedder, texts, settings, is_typed=path is None and sys.stdin.isatty())
+        return
+    if embedder.is_sparse:
+        _write_sparse(embedder, texts, out, settings, given_flags(side_by_side), common)
         return
     from bertkit.inference.embed import embed_to_file
 
@@ -208,7 +232,7 @@ def embed(
     written = embed_to_file(
         embedder, texts, out, settings, source=source, executor=side_by_side.settings, progress=console.progress
     )
-    _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens)
+    _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens, is_sparse=False)
     windows = {"windowed": written.windowed} if settings.long == "window" else {}
     document = {
         "out": str(out),
@@ -223,10 +247,9 @@ def embed(
 
 def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, is_typed: bool) -> None:
     """JSON Lines on stdout."""
-    from bertkit.inference.embed import FIRST_BLOCK, LARGEST_BLOCK, blocks_of, embed_block
-    from bertkit.inference.vector_types import as_numbers, check_width
+    from bertkit.inference.embed import FIRST_BLOCK, LARGEST_BLOCK, blocks_of
 
-    check_width(settings, embedder.width, embedder.name)
+    documents_of = (_sparse_documents if embedder.is_sparse else _dense_documents)(embedder, settings)
     if is_typed:
         console.info("reading lines from the terminal; each line's vector is printed at once; end with Ctrl-D")
     count = cut = without = 0
@@ -234,24 +257,78 @@ def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, i
     display = silent_progress if sys.stdout.isatty() else console.progress
     with display("vectors", unit="texts") as meter:
         for block in blocks_of(texts, first=sizes[0], largest=sizes[1]):
-            embedded = embed_block(embedder, block, settings)
-            for text, row in zip(block, as_numbers(embedded.stored_NF, settings.dtype), strict=True):
-                # The shortest decimals that give the same float32.
-                numbers = [float(each) for each in row.astype("U")] if row.dtype.kind == "f" else row.tolist()
-                result({"id": text.id, "embedding": numbers}, as_json=True)
+            embedded, documents = documents_of(block)
+            for document in documents:
+                result(document, as_json=True)
             count, cut = count + len(block), cut + embedded.cut
             without += embedded.without_tokens
             meter.update(count)
-    _warn(count, cut, without, embedder.max_tokens)
+    _warn(count, cut, without, embedder.max_tokens, is_sparse=embedder.is_sparse)
 
 
-def _warn(count: int, cut: int, without_tokens: int, most: int) -> None:
+def _dense_documents(embedder: Embedder, settings: EmbedSettings) -> Documents:
+    from bertkit.inference.embed import embed_block
+    from bertkit.inference.vector_types import as_numbers, check_width
+
+    check_width(settings, embedder.width, embedder.name)
+
+    def documents_of(block: list[InputText]) -> tuple[Any, Iterator[dict[str, Any]]]:
+        embedded = embed_block(embedder, block, settings)
+        rows = as_numbers(embedded.stored_NF, settings.dtype)
+        return embedded, (
+            # The shortest decimals that give the same float32.
+            {"id": text.id, "embedding": list(map(float, row.astype("U"))) if row.dtype.kind == "f" else row.tolist()}
+            for text, row in zip(block, rows, strict=True)
+        )
+
+    return documents_of
+
+
+def _sparse_documents(embedder: Embedder, settings: EmbedSettings) -> Documents:
+    from bertkit.inference.sparse_vectors import check_sparse_settings, sparse_block, words_of_vocabulary
+
+    check_sparse_settings(settings)
+    words = words_of_vocabulary(embedder)
+
+    def documents_of(block: list[InputText]) -> tuple[Any, Iterator[dict[str, Any]]]:
+        embedded = sparse_block(embedder, block, settings)
+        return embedded, embedded.documents(words)
+
+    return documents_of
+
+
+def _write_sparse(
+    embedder: Embedder, texts: Any, out: Path, settings: EmbedSettings, flags: list[str], common: EmbedOutput
+) -> None:
+    """Sparse vectors to a file."""
+    from bertkit.inference.embed import LARGEST_BLOCK, blocks_of
+    from bertkit.inference.sparse_vectors import check_sparse_settings, sparse_to_file
+    from bertkit.training.interrupt import interrupted_by_signals
+
+    check_sparse_settings(settings)
+    if flags:
+        raise UsageError(f"{', '.join(flags)}: sparse vectors are computed by one process; leave it out")
+    blocks = blocks_of(texts, first=LARGEST_BLOCK)
+    with interrupted_by_signals():
+        written = sparse_to_file(embedder, blocks, out, settings, progress=console.progress)
+    _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens, is_sparse=True)
+    document = {
+        "out": str(out),
+        "count": written.count,
+        "dim": embedder.width,
+        "dtype": settings.dtype,
+        "cut": written.cut,
+        "mean_words": written.mean_words,
+    }
+    result(document if common.as_json else out, as_json=common.as_json)
+
+
+def _warn(count: int, cut: int, without_tokens: int, most: int, *, is_sparse: bool) -> None:
     """Warnings about the texts."""
     if not count:
         console.warn("the input contains no text")
     if cut:
-        console.warn(
-            f"{cut:,} of {count:,} texts are longer than {most:,} tokens and were cut; --long window reads them whole"
-        )
+        remedy = "" if is_sparse else "; --long window reads them whole"
+        console.warn(f"{cut:,} of {count:,} texts are longer than {most:,} tokens and were cut{remedy}")
     if without_tokens:
         console.warn(f"{without_tokens:,} of {count:,} texts contain no token; their vectors are zeros")

@@ -143,6 +143,9 @@ def triplets(
     _finish(evaluated, common, "triplets", "ties")
 
 
+_RENAMED = {"--query-prefix": "--query-prompt", "--document-prefix": "--document-prompt"}
+
+
 def retrieval(
     data_dir: Annotated[
         Path,
@@ -155,7 +158,7 @@ def retrieval(
     ],
     *,
     measured: VectorEvaluationOptions,
-    settings: Annotated[RetrievalSettings, spelled(cutoffs="--cutoffs N,N")],
+    settings: Annotated[RetrievalSettings, spelled(cutoffs="--cutoffs N,N", old=_RENAMED)],
     common: Measuring,
 ) -> None:
     """Evaluate retrieval by nDCG@10, MRR@10 and recall: `bertkit eval retrieval --model M --data-dir scifact`
@@ -165,7 +168,12 @@ def retrieval(
     from bertkit.evaluation.embeddings.retrieval import evaluate_retrieval
 
     evaluated = evaluate_retrieval(measured.arguments(common), data_dir, settings, progress=console.progress)
-    _finish(evaluated, common, "queries", "documents")
+    if words := evaluated.results.get("words"):
+        console.info(
+            f"words with a weight: {words['per_query']:.1f} per query, {words['per_document']:.1f} per document;"
+            f" {words['flops']:.2f} products per query and document (FLOPS)"
+        )
+    _finish(evaluated, common, "queries", "documents", "words")
 
 
 def _finish(evaluated: EvaluationResult, common: Measuring, *more: str) -> None:

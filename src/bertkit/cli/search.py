@@ -18,7 +18,16 @@ import typer
 from bertkit.cli.console import console, figure, result
 from bertkit.cli.embed import Computing, TextReadOptions
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Common, Model, given_flags, model_or_default, option, recipe_overrides, validated
+from bertkit.cli.options import (
+    Common,
+    Model,
+    batch_tokens_of,
+    given_flags,
+    model_or_default,
+    option,
+    recipe_overrides,
+    validated,
+)
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
 from bertkit.visible import visible
@@ -66,7 +75,8 @@ def search(
         bool, option("--pairs", metavar="", help="Instead of answering queries, print the most similar pairs of texts.")
     ] = False,
     rerank: Annotated[
-        str | None, option("--rerank", metavar="MODEL", help="Cross-encoder that rescores the first hits.")
+        str | None,
+        option("--rerank", metavar="MODEL", help="Cross-encoder or ColBERT model that rescores the first hits."),
     ] = None,
     *,
     query_settings: Annotated[QuerySettings, spelled(panel="Search")],
@@ -106,6 +116,8 @@ def search(
     if corpus is None and index is not None and (flags := given_flags(reading)):
         raise UsageError(f"{', '.join(flags)}: works only with --corpus; the index in {index} contains its texts")
     with opened(model, index, corpus, index_settings, reading, computing, common, update=update) as (found, embedder):
+        if query_settings.probes is not None and found.described["kind"] in ("exact", "sparse"):
+            console.warn("--probes has no effect: the index compares every vector")
         if only_build:
             described = {key: found.described[key] for key in ("count", "width", "kind", "cut")}
             document = {"index": str(found.directory), **described}
@@ -201,19 +213,23 @@ def _answer(
     common: Common,
 ) -> None:
     """The hits of all queries: one document, or tables."""
-    from bertkit.inference.search.query import CrossEncoder
+    from bertkit.inference.search.query import load_reranker
     from bertkit.inference.search.query import search as hits_of
     from bertkit.training.engine import resolve_engine
     from bertkit.training.engine_config import EngineConfig
 
-    cross_encoder = None
+    reranker = None
     if rerank is not None:
-        engine = resolve_engine(EngineConfig(device=computing.device or "auto", precision="fp32"))
-        cross_encoder = CrossEncoder(rerank, engine, offline=common.offline)
+        config = EngineConfig(
+            device=computing.device or "auto",
+            precision="fp32",
+            micro_batch_tokens=batch_tokens_of(computing.batch_tokens) or "auto",
+        )
+        reranker = load_reranker(rerank, resolve_engine(config), offline=common.offline)
     documents: list[dict[str, Any]] = []
     at_once = 1 if queries == ["-"] and sys.stdin.isatty() else 256
     for block in _blocks_of_lines(queries, at_once):
-        found = hits_of(index, embedder, block, settings, cross_encoder=cross_encoder)
+        found = hits_of(index, embedder, block, settings, reranker=reranker)
         if common.as_json:
             documents += found
             continue
@@ -272,9 +288,12 @@ def mine_negatives(
     """
     from bertkit.files import replacing
     from bertkit.inference.predict_input import require_input_file
+    from bertkit.inference.vector_files import require_output
     from bertkit.tasks.readers.read_options import TableReadOptions
 
     require_input_file(pairs)
+    if out is not None:
+        require_output(out, pairs, corpus)
     names = tuple(name.strip() for name in columns.split(","))
     if len(names) != 2 or not all(names):
         raise UsageError(f"--columns {columns}: expected two names, as in anchor,positive")
@@ -320,11 +339,15 @@ def _positives(right: dict[str, set[str]], directory: Path) -> Path:
     """All distinct positives as a corpus."""
     import json
 
+    from bertkit.files import write_text
+
     texts = sorted({text for several in right.values() for text in several})
+    if not texts:
+        raise DataError("--pairs: the file contains no pairs")
     if len(texts) < 2:
         raise DataError("all pairs have the same positive; give --corpus FILE with other texts")
     path = directory / "positives.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
 

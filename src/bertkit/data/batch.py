@@ -48,7 +48,7 @@ class AttentionBlock:
 
     Attributes:
         sequences, length: b and S; a sequence that occurs twice counts twice in b.
-        mask_b11S: true at real tokens; None without padding.
+        mask_b11S: true at the tokens that are attended to, by default all but padding; None: at all cells.
         causal_b: sequences whose tokens attend only to themselves and earlier tokens; None if there are none.
     """
 
@@ -70,6 +70,7 @@ class PackedSequences:
             order is already that of one unpadded block.
         scatter_T: for each packed token, its cell in the blocks.
         causal_B: as given; None if no sequence is causal.
+        hides_keys: whether tokens of some sequences attend only to the first tokens of their sequence.
     """
 
     cu_seqlens_B1: Tensor
@@ -78,6 +79,7 @@ class PackedSequences:
     gather_P: Tensor | None
     scatter_T: Tensor | None
     causal_B: BoolArray | None = None
+    hides_keys: bool = False
 
     @property
     def num_sequences(self) -> int:
@@ -85,6 +87,7 @@ class PackedSequences:
 
     def as_one_block(self) -> PackedSequences:
         """The same sequences in one block, in their own order, to record all attention maps at once."""
+        assert not self.hides_keys, "attention maps of sequences with hidden keys are not recorded"
         device = self.cu_seqlens_B1.device
         lengths_B = self.cu_seqlens_B1.diff().cpu().numpy()
         return PackedSequences.from_lengths(lengths_B, shortest_share=0.0, causal_B=self.causal_B).to(device)
@@ -111,6 +114,7 @@ class PackedSequences:
         shortest_share: float = 1 - BLOCK_WASTE,
         independent: bool = False,
         causal_B: BoolArray | None = None,
+        keys_B: Int64Array | None = None,
     ) -> PackedSequences:
         """Plan the blocks for sequences of these lengths (each at least 1).
 
@@ -123,11 +127,12 @@ class PackedSequences:
                 sequence that is alone in its block is there twice, since torch lays out products of one matrix
                 differently.
             causal_B: sequences whose tokens attend only to themselves and earlier tokens; None: none.
+            keys_B: all tokens of a sequence attend to this many of its first tokens, and to no others; None: to all.
         """
         lengths_B = np.asarray(lengths, dtype=np.int64)
         row_B = own_block_length(lengths_B) if independent else lengths_B
         longest = int(row_B.max())
-        if not independent and int(lengths_B.min()) == longest:
+        if not independent and keys_B is None and int(lengths_B.min()) == longest:
             cu_tensor = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths_B)]).astype(np.int32))
             block = AttentionBlock(lengths_B.size, longest, None, _causal(causal_B, np.arange(lengths_B.size)))
             return cls(cu_tensor, longest, (block,), None, None, causal_B)
@@ -140,7 +145,7 @@ class PackedSequences:
             members_b = order_B[first : first + int(fits.sum())]
             first += members_b.size
             groups.append(members_b.repeat(2) if independent and members_b.size == 1 else members_b)
-        return cls.from_groups(lengths_B, groups, independent=independent, causal_B=causal_B)
+        return cls.from_groups(lengths_B, groups, independent=independent, causal_B=causal_B, keys_B=keys_B)
 
     @classmethod
     def from_groups(
@@ -150,6 +155,7 @@ class PackedSequences:
         *,
         independent: bool = False,
         causal_B: BoolArray | None = None,
+        keys_B: Int64Array | None = None,
     ) -> PackedSequences:
         """One block per group of sequences, in the given order; each sequence is in exactly one group. The other
         arguments are those of `from_lengths`."""
@@ -164,12 +170,14 @@ class PackedSequences:
             token_bS, real_bS = _cells(cu_seqlens_B1, lengths_B, members_b, int(row_B[members_b].max()))
             scatter_T[token_bS[real_bS]] = offset + np.flatnonzero(real_bS)
             gathers.append(token_bS.ravel())
-            mask = None if not independent and real_bS.all() else torch.from_numpy(real_bS[:, None, None, :].copy())
+            seen_bS = real_bS if keys_B is None else np.arange(real_bS.shape[1]) < keys_B[members_b, None]
+            mask = None if not independent and seen_bS.all() else torch.from_numpy(seen_bS[:, None, None, :].copy())
             blocks.append(AttentionBlock(members_b.size, real_bS.shape[1], mask, _causal(causal_B, members_b)))
             offset += token_bS.size
         gather_P = torch.from_numpy(np.concatenate(gathers))
         longest, cu_tensor = int(row_B.max()), torch.from_numpy(cu_seqlens_B1.astype(np.int32))
-        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B)
+        hides_keys = keys_B is not None and bool((keys_B < lengths_B).any())
+        return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B, hides_keys)
 
     def to(self, device: torch.device) -> PackedSequences:
         def move(tensor: Tensor | None) -> Tensor | None:
@@ -184,6 +192,7 @@ class PackedSequences:
             move(self.gather_P),
             move(self.scatter_T),
             self.causal_B,
+            self.hides_keys,
         )
 
 
@@ -395,10 +404,11 @@ class PackedBatch:
         *,
         causal: bool = False,
         independent: bool = False,
+        keys: Sequence[int] | Int64Array | None = None,
     ) -> PackedBatch:
         """A batch of given token ids without targets, for inference; `causal` sequences are read left to right only.
 
-        `independent`: see `PackedSequences.from_lengths`.
+        `independent` and `keys`: see `PackedSequences.from_lengths`.
         """
         if not ids or not all(len(sequence) for sequence in ids):
             raise ValueError("a batch needs at least one sequence, and every sequence at least one token")
@@ -416,6 +426,7 @@ class PackedBatch:
                 lengths_B,
                 independent=independent,
                 causal_B=np.ones(len(lengths_B), dtype=np.bool_) if causal else None,
+                keys_B=None if keys is None else np.asarray(keys, dtype=np.int64),
             ),
             targets={},
             labels={},

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
+from bertkit.models.files.hub import heads_of
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
-from bertkit.models.sentence import PoolingMode, TextReading, is_embedder, read_pooling
+from bertkit.models.late_interaction import PUNCTUATION, LateInteraction, load_token_model, own_projection
+from bertkit.models.sentence import AnyPooling, TextReading, is_embedder, is_token_encoder, read_pooling
+from bertkit.models.splade import WORDS_HEAD, is_sparse, no_words_head
 from bertkit.tasks.catalogue import TaskSpec
+from bertkit.tasks.embedding.late_interaction import LateInteractionTask
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
 from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
 from bertkit.tasks.embedding.settings import EmbeddingSettings
+from bertkit.tasks.embedding.sparse import SparseEmbedding
 from bertkit.tasks.embedding.task import Embedding, class_name
 from bertkit.tasks.examples import SentenceExample
 
@@ -39,16 +45,45 @@ def embedding_task(
         UsageError: loss and data do not fit together.
         DataError: invalid labels, or a sentence embedder with modules that cannot be trained here.
     """
-    loss = settings.loss or default_loss(examples)
-    if settings.loss is None:
-        log.info("%s: embedding.loss is %s", spec.name, loss.name)
-    pooling, normalise, reading = _own(directory)
+    late = _late_interaction(spec, settings, directory)
+    pooling, normalise, reading = _own(directory) if late is None else (("mean",), True, late["reading"])
     if settings.pooling is not None:
         pooling = (settings.pooling,) if isinstance(settings.pooling, str) else settings.pooling
+    sparse = is_sparse(pooling)
+    similarity = "maxsim" if late is not None else "dot" if sparse else "cosine"
+    loss = settings.loss or default_loss(examples, similarity)
+    if settings.loss is None:
+        log.info("%s: embedding.loss is %s", spec.name, loss.name)
+    if late is None and getattr(loss, "similarity", "") == "maxsim":
+        raise UsageError(
+            "embedding.loss.similarity: maxsim compares token vectors; set embedding.late_interaction={}, or another"
+            " similarity"
+        )
+    has_roles = settings.query_prompt is not None or settings.document_prompt is not None
+    if has_roles:
+        reading = reading.with_roles(settings.query_prompt, settings.document_prompt)
+    elif late is None and reading.query_prompt != reading.document_prompt:
+        log.info(
+            "%s: the model has prompts for queries and documents, which training does not use; embedding.query_prompt"
+            " and embedding.document_prompt set them",
+            spec.name,
+        )
+    if not sparse and settings.sparsity is not None:
+        raise UsageError("embedding.sparsity: is for sparse vectors; set embedding.pooling=splade, or leave it out")
+    if sparse and settings.sparsity is None:
+        log.warning(
+            "%s: without embedding.sparsity={queries: W, documents: W}, vectors do not become sparse", spec.name
+        )
+    if sparse and WORDS_HEAD not in heads_of(directory):
+        raise UsageError(f"embedding.pooling: {no_words_head(str(directory))}")
     classes = (
         sorted({class_name(each) for each in examples if each.label is not None}) if loss.wanted == "class" else []
     )
-    task = Embedding(
+    kind: Any = partial(SparseEmbedding, sparsity=settings.sparsity) if sparse else Embedding
+    if late is not None:
+        named = {name: late[name] for name in ("interaction", "projected_width", "projection")}
+        kind = partial(LateInteractionTask, **named)
+    task: Embedding = kind(
         loss,
         spec.metrics,
         pooling=pooling,
@@ -58,20 +93,68 @@ def embedding_task(
         largest_score=settings.largest_score or spec.largest_score or 1.0,
         has_teacher=settings.teacher is not None,
         reading=reading,
+        has_roles=has_roles,
     )
     task.check_training(examples)
     return task
 
 
-def default_loss(examples: Sequence[SentenceExample]) -> Any:
-    """Softmax for classes, cosine for scores, otherwise multiple negatives."""
+def default_loss(examples: Sequence[SentenceExample], similarity: str = "cosine") -> Any:
+    """Softmax for classes, cosine for scores, otherwise multiple negatives by this similarity."""
     label = examples[0].label
     if isinstance(label, str):
         return SoftmaxLoss()
-    return MultipleNegativesLoss() if label is None or len(examples[0].texts) != 2 else CosineLoss()
+    if label is not None and len(examples[0].texts) == 2:
+        return CosineLoss()
+    if similarity == "cosine":
+        return MultipleNegativesLoss()
+    return MultipleNegativesLoss(similarity=similarity, scale=1.0)  # type: ignore[arg-type]  # one of its choices
 
 
-def _own(directory: Path) -> tuple[tuple[PoolingMode, ...], bool, TextReading]:
+def _late_interaction(spec: TaskSpec, settings: EmbeddingSettings, directory: Path) -> dict[str, Any] | None:
+    """The `interaction`, `projected_width`, `projection` and `reading` of a task with a vector for each token; None for
+    one with a vector for each text.
+
+    Raises:
+        UsageError: a setting does not fit.
+        DataError: the model has modules that cannot be trained here.
+    """
+    root = directory if (directory / MODULES_FILE).is_file() else directory.parent
+    has_modules = (root / MODULES_FILE).is_file() and encoder_directory(root) == directory
+    is_own = has_modules and is_token_encoder(root)
+    wanted = settings.late_interaction
+    if wanted is None and (not is_own or settings.pooling is not None):
+        return None
+    for key in ("pooling", "normalise"):
+        if getattr(settings, key) is not None:
+            raise UsageError(
+                f"embedding.{key}: has no effect with embedding.late_interaction, which has a vector of length one for"
+                " each token; leave it out"
+            )
+    own = load_token_model(root) if is_own else None
+    projection = None if own is None else own_projection(own, root)
+    width = None if projection is None else projection.out_features
+    reading = own.reading if own is not None else TextReading.of(root, directory) if has_modules else TextReading()
+    if wanted is None:
+        assert own is not None
+        log.info("%s: a vector for each token, as in the model", spec.name)
+        return {"interaction": own.interaction, "projected_width": width, "projection": projection, "reading": reading}
+    expansion = "attended" if wanted.attend_to_expansion else "hidden"
+    interaction = LateInteraction(
+        wanted.query_length,
+        None,
+        expansion if wanted.expand_queries else None,  # type: ignore[arg-type]  # one of its choices
+        PUNCTUATION if wanted.skip_punctuation else (),
+    )
+    return {
+        "interaction": interaction,
+        "projected_width": wanted.width,
+        "projection": projection if width == wanted.width else None,
+        "reading": reading,
+    }
+
+
+def _own(directory: Path) -> tuple[tuple[AnyPooling, ...], bool, TextReading]:
     """The pooling of a model directory, whether its vectors have length one, and what it does with a text first; for a
     plain encoder, the unnormalised mean, and nothing.
 

@@ -66,8 +66,8 @@ def taught(
     wanted, name = task.objective.wanted, getattr(task.objective, "name", "")
     if wanted not in ("margins", "vectors"):
         raise UsageError(
-            f"embedding.teacher: the loss {name} uses no teacher; choose margin (teacher: a cross-encoder) or"
-            " teacher_vectors (teacher: an embedder)"
+            f"embedding.teacher: the loss {name} uses no teacher; choose margin or kl_divergence (teacher: a"
+            " cross-encoder) or teacher_vectors (teacher: an embedder)"
         )
     directory = find_model(teacher, offline=offline)
     encoder_files = encoder_directory(directory)
@@ -116,9 +116,7 @@ def _vectors(
     """The vector of each example's first text, (I, E), cut to the teacher's own maximum length."""
     model = load_sentence_model(directory).to(engine.device)
     encoder = encoder.shortened(min(encoder.max_tokens, model.max_tokens))
-    first = [model.prompt + each.texts[0] for each in examples]
-    if model.lowercases:
-        first = [text.lower() for text in first]
+    first = [model.reading(each.texts[0]) for each in examples]
     features = Embedding(CosineLoss(), ("spearman",)).encode(
         [SentenceExample(each.id, (text,)) for each, text in zip(examples, first, strict=True)], encoder
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bertkit.finetuning.causal import HEAD, CausalFinetuning, causal_loss, predicted_tokens
 from bertkit.models.headed import HeadedModel
+from bertkit.models.late_interaction import PROJECTION
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import Task, TaskBatch
-from bertkit.training.cost import spared_flops, step_flops
+from bertkit.training.cost import FORWARD_SHARE, predictions_of, spared_flops, step_flops
 from bertkit.training.loss_terms import LossTerms
 
 TASK = "task"
@@ -81,13 +82,22 @@ class TaskTerms(LossTerms[TaskBatch]):
         return task_flops(self.owner(model), self.task.head, batches)
 
 
+def projection_flops(model: HeadedModel, tokens: float) -> float:
+    """Operations of the linear map of late interaction, if the model has one, for this many tokens in an update."""
+    part = dict(model.companions.items()).get(PROJECTION)
+    weights = part.weight.numel() if isinstance(part, nn.Linear) else 0
+    return 2.0 / FORWARD_SHARE * weights * tokens
+
+
 def task_flops(model: HeadedModel, head: str, batches: Sequence[TaskBatch]) -> float:
     """Floating-point operations of one update over these micro-batches, without those that this head spares."""
     flops = 0.0
     for batch in batches:
         squared_lengths = float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum())
         sizes = {"tokens": batch.num_tokens, "squared_lengths": squared_lengths}
-        flops += step_flops(model, **sizes, predictions=0, sequences=batch.packed.num_sequences)
+        read = predictions_of(head, batch.num_tokens)
+        flops += step_flops(model, **sizes, predictions=read, sequences=batch.packed.num_sequences)
+        flops += projection_flops(model, batch.num_tokens)
         if model.reads_one_token(head):
             flops -= spared_flops(model.encoder, **sizes, sequences=batch.packed.num_sequences)
     return flops

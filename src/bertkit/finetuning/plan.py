@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from bertkit.arrays import Float64Array
 from bertkit.finetuning.arguments import FinetuneArguments, PlannedRun
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts
+from bertkit.finetuning.loss_terms import projection_flops
 from bertkit.finetuning.methods.feature_store import FEATURE_BYTES
 from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.lora import Lora
@@ -31,6 +33,8 @@ from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.files.hub import read_config
 from bertkit.models.headed import COMPANIONS, HeadedModel
 from bertkit.recipe.hashing import name_and_hash
+from bertkit.tasks.embedding.late_interaction import LateInteractionTask
+from bertkit.tasks.embedding.sparse import SparseEmbedding
 from bertkit.training.compiled_kernels import uses_attention_kernel
 from bertkit.training.cost import (
     CHECKPOINT_BYTES,
@@ -50,6 +54,9 @@ _BYTES_OF_A_READ_TOKEN = 200.0
 """Memory per token of an example, for its text and ids."""
 _MODEL_BYTES = 4
 """Bytes per parameter in the model of a finished run: float32."""
+_VECTOR_COPIES = 6
+"""Tensors of the size of a batch's sparse vectors that exist at the same time: weights before and after the logarithm,
+the tokens that have them, the loss's own, and gradients."""
 _OTHER_LAYERS = ("theseus", "pruned")
 """Methods that number or nest layers anew."""
 
@@ -174,6 +181,7 @@ def _largest_update(recipe: FinetuneRecipe, parts: Sequence[_TaskCost], engine: 
                 kernels=uses_attention_kernel(recipe.engine, engine),
                 **({} if optimizer is None else {"state_bytes": optimizer.state_bytes}),
             )
+            | part.vector_memory(sequences)
             for part in parts
         ),
         key=lambda terms: sum(terms.values()),
@@ -227,12 +235,14 @@ class _TaskCost:
 
     Attributes:
         head: of the task.
+        vector_numbers: numbers in an example's sparse vectors, which exist for a whole batch; 0 if it has none.
         once_flops: operations of a run besides its epochs.
         store_bytes: size of what a run stores on disk while it lasts.
     """
 
     model: HeadedModel
     head: str
+    vector_numbers: float
     length_S: Float64Array
     epoch_flops: float
     once_flops: float = 0.0
@@ -253,6 +263,13 @@ class _TaskCost:
         largest = count * self.length_S.mean() + 3 * np.sqrt(count) * self.length_S.std()
         return float(min(engine.micro_batch_tokens, largest, self.tokens))
 
+    def vector_memory(self, examples: int | None) -> MemoryTerms:
+        """Memory of the sparse vectors of a batch of this many examples; None: of all."""
+        if not self.vector_numbers:
+            return {}
+        largest = len(self.length_S) if examples is None else min(examples, len(self.length_S))
+        return {"vectors": 4.0 * _VECTOR_COPIES * self.vector_numbers * largest}
+
     @classmethod
     def of(cls, prepared: Prepared, method: Method, store_bytes: float) -> _TaskCost:
         """The cost of a task with this method; `store_bytes` limits what a run stores."""
@@ -264,7 +281,10 @@ class _TaskCost:
                 prune_heads(model, pruned)
             if isinstance(method, FeatureBased):
                 model = method.with_lstm(model)
+            model.companions.update(_planned_modules(prepared, model))
         features = prepared.train.features
+        texts = (features.starts_S1.size - 1) / max(1, features.num_examples)
+        numbers = texts * model.encoder.vocab_size if isinstance(prepared.task, SparseEmbedding) else 0.0
         lengths = np.diff(features.starts_S1).astype(np.float64)
         sizes = {
             "tokens": float(lengths.sum()),
@@ -272,12 +292,19 @@ class _TaskCost:
             "sequences": float(lengths.size),
         }
         flops = step_flops(model, **sizes, predictions=predictions_of(head, sizes["tokens"]))
+        flops += projection_flops(model, sizes["tokens"])
         if model.reads_one_token(head):
             flops -= spared_flops(model.encoder, **sizes)
         if not isinstance(model.encoder, FeatureLstm):
-            return cls(model, head, lengths, flops)
+            return cls(model, head, numbers, lengths, flops)
         stored = FEATURE_BYTES * sizes["tokens"] * model.encoder.features_width
         encoder = FORWARD_SHARE * step_flops(HeadedModel(model.encoder.base), **sizes, predictions=0)
         if stored > store_bytes:
-            return cls(model, head, lengths, flops + encoder)
-        return cls(model, head, lengths, flops, once_flops=encoder, store_bytes=stored)
+            return cls(model, head, numbers, lengths, flops + encoder)
+        return cls(model, head, numbers, lengths, flops, once_flops=encoder, store_bytes=stored)
+
+
+def _planned_modules(prepared: Prepared, model: HeadedModel) -> dict[str, nn.Module]:
+    """What late interaction trains beside the model; the modules of other losses are dropped after training, and are
+    not planned."""
+    return prepared.task.modules(model, 0) if isinstance(prepared.task, LateInteractionTask) else {}

@@ -191,6 +191,7 @@ class Finetuner(Trainer[TaskBatch]):
 
     def update(self, batches: Sequence[TaskBatch]) -> StepOutcome:
         self._set_trained(self.order.epoch(self.step))
+        self.task_trainers[self.order.task(self.step)].task.begin_update(self.step, self.steps)
         outcome = super().update(batches)
         self.recipe.method.after_update(self.model, self.step + 1, self.steps)
         return outcome
@@ -294,7 +295,7 @@ class Finetuner(Trainer[TaskBatch]):
         for each in self.task_trainers:
             where, width = directory if len(models) == 1 else directory / each.name, each.model.encoder.width
             if isinstance(each.task, Embedding):
-                each.task.write_files(where, width=width, max_tokens=each.max_tokens)
+                each.task.write_files(where, each.model, max_tokens=each.max_tokens)
             elif isinstance(each.task, VectorClassification):
                 write_sentence_files(where, width=width, pooling=("mean",), normalise=False, max_tokens=each.max_tokens)
 

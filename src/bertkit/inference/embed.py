@@ -112,7 +112,7 @@ def embed_block(
         DataError: a text is too long and `long` is `error`, or a vector is not finite.
     """
     try:
-        parts = embedder.parts([each.text for each in block], settings.long)
+        parts = embedder.parts([each.text for each in block], settings.long, settings.prompt)
     except TooLongError as fault:
         raise DataError(f"{block[fault.number].place}: {fault.reason}") from fault
     found = [None if known is None else known(each.text) for each in block]
@@ -248,7 +248,8 @@ def embed_to_file(
             raise DataError(f"{out}.part: was begun with other texts; delete it, or restore the input")
     blocks = blocks_of(waiting, first=LARGEST_BLOCK)
     computed = embedded_blocks(embedder, blocks, settings, executor, known)
-    with progress("texts", unit="texts", start=file.rows) as meter, StopRequest() as stop, closing(computed):
+    meters = progress("texts", unit="texts", start=file.rows)
+    with meters as meter, StopRequest() as stop, file.writing(), closing(computed):
         for embedded in computed:
             block = embedded.texts
             for text in block:
@@ -259,7 +260,6 @@ def embed_to_file(
             meter.update(file.rows)
             if stop.reason is not None:
                 if source is None:
-                    file.discard()
                     raise StoppedError(f"stopped by {stop.reason}", "a pipe cannot be read again: nothing is kept")
                 raise StoppedError(
                     f"stopped by {stop.reason} after {file.rows:,} texts", "give the same command again to continue"

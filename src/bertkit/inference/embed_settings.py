@@ -5,7 +5,7 @@ Not from a paper. A separate file without torch, because command-line options ar
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -34,3 +34,8 @@ class EmbedSettings(Settings):
         None, ge=8, description="Maximum sequence length in tokens, including special tokens (default: the model's)."
     )
     normalise: bool = Field(False, description="Scale each vector to unit length, after truncation.")
+    prompt: str | None = Field(
+        None, description="Text to put before each text, as some models need it (default: the model's default prompt)."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"prompt"})

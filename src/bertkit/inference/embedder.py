@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix, vstack
 
 from bertkit.arrays import Float32Array
 from bertkit.data.batch import PackedBatch, batches_by_length
@@ -35,7 +36,8 @@ from bertkit.models.families.static import StaticEncoder
 from bertkit.models.files.hub import check_vocabulary
 from bertkit.models.files.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
 from bertkit.models.quantisation.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
-from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
+from bertkit.models.sentence import Normalise, SentenceModel, TextReading, load_sentence_model
+from bertkit.models.splade import is_sparse
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -143,6 +145,11 @@ class Embedder:
         return recorded in (self._fingerprint, self._earlier_fingerprint)
 
     @property
+    def reading(self) -> TextReading:
+        """The model's prompts and lower-casing."""
+        return self._model.reading
+
+    @property
     def precision(self) -> str:
         """fp32 or bf16."""
         return self._engine.precision
@@ -158,26 +165,42 @@ class Embedder:
         return int(self._computed([self._encoder.single.fill([self.tokenizer.vocab_size - 1])]).shape[1])
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether a vector has a weight for each word of the vocabulary, most of them 0 (SPLADE)."""
+        return is_sparse(self._model.pooling)
+
+    @property
     def normalises(self) -> bool:
         """Whether the model's own last step scales vectors to unit length."""
         last = list(self._model.after_pooling.children())[-1:]
         return bool(last) and isinstance(last[0], Normalise)
 
-    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text after the model's prompt, without special tokens, untruncated."""
-        if self._model.prompt:
-            texts = [self._model.prompt + text for text in texts]
-        return self._encoder.ids([text.lower() for text in texts] if self._model.lowercases else texts)
+    def token_ids(self, texts: Sequence[str], prompt: str | None = None) -> list[list[int]]:
+        """The ids of each text after a prompt, without special tokens, untruncated.
 
-    def sequences(self, texts: Sequence[str | Sequence[int]]) -> list[TextSequence]:
-        """The sequences of texts, or of token ids without the special ones, cut to the model's length.
+        Args:
+            texts: the texts.
+            prompt: prefix of each text; None: the model's default prompt.
+
+        Raises:
+            DataError: the model's pooling leaves the tokens of prompts out.
+        """
+        if prompt and not self._model.pools_prompt:
+            raise DataError(
+                f"{self.name}: its pooling leaves out the tokens of a prompt (include_prompt is false), which is not"
+                " supported; embed the texts without a prompt"
+            )
+        return self._encoder.ids([self._model.reading(text, prompt) for text in texts])
+
+    def sequences(self, texts: Sequence[str | Sequence[int]], prompt: str | None = None) -> list[TextSequence]:
+        """The sequences of texts after a prompt, or of token ids without the special ones, cut to the model's length.
 
         A text without tokens is an empty sequence if the model's sequences have no special tokens.
 
         Raises:
-            DataError: an id is not in the vocabulary.
+            DataError: an id is not in the vocabulary; see `token_ids`.
         """
-        encoded = iter(self.token_ids([text for text in texts if isinstance(text, str)]))
+        encoded = iter(self.token_ids([text for text in texts if isinstance(text, str)], prompt))
         room, size = self._encoder.room(1), self.tokenizer.vocab_size
         found = []
         for number, text in enumerate(texts):
@@ -188,15 +211,17 @@ class Embedder:
             found.append(self._sequence(ids[:room], len(ids) - room))
         return found
 
-    def parts(self, texts: Sequence[str], long: Long) -> list[list[TextSequence]]:
-        """For each text the sequences from which its vector is computed: one, or the windows of a long text.
+    def parts(self, texts: Sequence[str], long: Long, prompt: str | None = None) -> list[list[TextSequence]]:
+        """For each text the sequences from which its vector is computed: one, or the windows of a long text. A prompt
+        is the beginning of the text, so only the first window has it.
 
         Raises:
-            DataError: a text is too long and `long` is "error"; the message begins with the text's number.
+            DataError: a text is too long and `long` is "error"; the message begins with the text's number. See
+                `token_ids`.
         """
         room = self._encoder.room(1)
         found = []
-        for number, ids in enumerate(self.token_ids(texts)):
+        for number, ids in enumerate(self.token_ids(texts, prompt)):
             if len(ids) > room and long == "error":
                 special = self.max_tokens - room
                 raise TooLongError(number, len(ids) + special, self.max_tokens)
@@ -241,6 +266,26 @@ class Embedder:
             DataError: a vector contains numbers that are not finite.
         """
         found = np.zeros((len(sequences), self.width), dtype=np.float32)
+        for batch, vectors in self._batches(sequences):
+            found[batch] = vectors
+        return found
+
+    def sparse_vectors(self, sequences: Sequence[TextSequence]) -> csr_matrix:
+        """The same as a sparse matrix, of which only one batch is in memory with its zeros.
+
+        Raises:
+            DataError: see `vectors`.
+        """
+        rows, row_N = [csr_matrix((1, self.width), dtype=np.float32)], np.zeros(len(sequences), dtype=np.int64)
+        count = 1
+        for batch, vectors in self._batches(sequences):
+            rows.append(csr_matrix(vectors))
+            row_N[batch] = np.arange(count, count + len(batch))
+            count += len(batch)
+        return vstack(rows, format="csr")[row_N]
+
+    def _batches(self, sequences: Sequence[TextSequence]) -> Iterator[tuple[list[int], Float32Array]]:
+        """The numbers of the sequences of each batch and their vectors; a sequence without tokens has none."""
         real = [number for number, each in enumerate(sequences) if each.ids]
         lengths = [len(sequences[number].ids) for number in real]
         chosen = [[real[place] for place in batch] for batch in batches_by_length(lengths, self._batch_tokens(lengths))]
@@ -251,19 +296,20 @@ class Embedder:
         on_cpu = self._engine.device.type == "cpu"
         results = each_on_one_thread(computed, chosen) if on_cpu else map(computed, chosen)
         for batch, vectors in zip(chosen, results, strict=True):
-            found[batch] = vectors
-        if not np.isfinite(found).all():
-            hint = "; try --precision fp32" if self._engine.bf16 else ""
-            raise DataError(f"{self.name}: its vectors contain NaN or infinite numbers; its weights are damaged{hint}")
-        return found
+            if not np.isfinite(vectors).all():
+                hint = "; try --precision fp32" if self._engine.bf16 else ""
+                raise DataError(
+                    f"{self.name}: its vectors contain NaN or infinite numbers; its weights are damaged{hint}"
+                )
+            yield batch, vectors
 
-    def encode(self, texts: Sequence[str], *, long: Long = "cut") -> Float32Array:
-        """The vector of each text, (N, E).
+    def encode(self, texts: Sequence[str], *, long: Long = "cut", prompt: str | None = None) -> Float32Array:
+        """The vector of each text after a prompt, by default the model's, (N, E).
 
         Raises:
             DataError: see `parts` and `vectors`.
         """
-        return self.joined(self.parts(texts, long))
+        return self.joined(self.parts(texts, long, prompt))
 
     def _batch_tokens(self, lengths: Sequence[int]) -> int:
         """Tokens per batch; on a CPU chosen so that all threads get the same number of batches, at least one."""
@@ -305,8 +351,9 @@ def _described(model: SentenceModel, weights: str, tokenizer: str) -> list[Any]:
         (repr(part), {name: _bytes_hash(each) for name, each in part.state_dict().items()})
         for part in model.after_pooling
     ]
-    content = [weights, tokenizer, list(model.pooling), modules, model.max_tokens, model.lowercases]
-    return [*content, model.prompt] if model.prompt else content
+    reading = model.reading
+    content = [weights, tokenizer, list(model.pooling), modules, model.max_tokens, reading.lowercases]
+    return [*content, reading.default_prompt] if reading.default_prompt else content
 
 
 def _hash(described: list[Any]) -> str:

@@ -42,13 +42,18 @@ Result = TypeVar("Result")
 
 
 def independent_batch(
-    ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]], *, max_tokens: int
+    ids: Sequence[Sequence[int]],
+    token_types: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    keys: Sequence[int] | None = None,
 ) -> PackedBatch:
     """A packed batch of these sequences, followed by filler sequences.
 
     Args:
         ids, token_types: of each sequence.
         max_tokens: the longest sequence the model reads.
+        keys: how many of its first tokens the tokens of each sequence attend to; None: they attend to all.
     """
     fillers = filler_lengths(sum(map(len, ids)), len(ids), max_tokens=max_tokens)
     token = ids[0][0]
@@ -56,6 +61,7 @@ def independent_batch(
         [*ids, *([token] * length for length in fillers)],
         [*token_types, *([0] * length for length in fillers)],
         independent=True,
+        keys=None if keys is None else [*keys, *fillers],
     )
 
 

@@ -12,7 +12,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal
+
+import torch
 
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, MissingColumnError, UsageError
@@ -23,10 +26,13 @@ from bertkit.inference.embedder import Embedder, TextSequence
 from bertkit.inference.independent_predictions import independent_outputs
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
+from bertkit.inference.token_embedder import TokenEmbedder
 from bertkit.models.files.hub import check_vocabulary, load_model
 from bertkit.models.files.model_files import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.scoring.fill_mask import fill_masks
+from bertkit.models.sentence import TextReading, is_token_encoder
+from bertkit.openmp import warn_of_more_threads
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 from bertkit.tasks.catalogue import Kind
@@ -69,9 +75,11 @@ class Model:
         given = Located.of({"device": device, "precision": precision}, "load()")
         self._settings = validate(given, EngineConfig, what="load()")
         self.name = os.fspath(name)
-        self.directory = find_model(self.name, offline=offline)
+        self.directory = find_model(self.name, offline=offline).absolute()  # read later, perhaps from another directory
         self._offline = offline
         self._engine = resolve_engine(EngineConfig(device=device, precision="fp32"))
+        if self._engine.device.type == "cpu":
+            warn_of_more_threads(torch.get_num_threads())
 
     def __repr__(self) -> str:
         return f"bertkit.load({self.name!r})"
@@ -93,8 +101,10 @@ class Model:
 
         Raises:
             DataError: the model has no fine-tuned head, or an input has no value for a required field.
-            UsageError: `inputs` is a single text, or an input is neither a text nor fields or words.
+            UsageError: `inputs` is a single text, an input is neither a text nor fields or words, or `top` is below 1.
         """
+        if top is not None:
+            _require_count(top, "predict")
         return self.documents(self.examples(inputs), top=top)
 
     def examples(self, inputs: Iterable[Input]) -> list[Item]:
@@ -136,6 +146,15 @@ class Model:
         return bool(self._predictor.columns.text_pairs)
 
     @property
+    def reads_single_texts(self) -> bool:
+        """Whether the fine-tuned head was trained on single texts, as far as the model's files tell.
+
+        Raises:
+            DataError: there is no such head.
+        """
+        return self._predictor.reads_single_texts
+
+    @property
     def kind(self) -> Kind:
         """What the fine-tuned head predicts.
 
@@ -144,27 +163,77 @@ class Model:
         """
         return self._predictor.kind
 
-    def encode(self, texts: Iterable[str]) -> Float32Array:
+    def encode(
+        self, texts: Iterable[str], *, prompt: str | None = None, prompt_name: str | None = None
+    ) -> Float32Array:
         """The vector of each text, of shape (N, E) and in the order of the texts.
 
         Pooling and further modules are those of a sentence-transformers directory; for other models the states are
         averaged over the tokens. A text longer than the model's maximum is cut at its end. On a CPU the vector of a
         text is bit-identical whatever other texts are in the call.
 
+        Args:
+            texts: the texts.
+            prompt: text to put before each text, such as "query: ".
+            prompt_name: name of one of the model's own prompts, such as query; by default its default prompt, if it has
+                one.
+
         Raises:
-            UsageError: `texts` is a single text, or one of them is not a text.
+            UsageError: `texts` is a single text, one of them is not a text, the model has no such prompt, or both a
+                prompt and a name are given.
             DataError: a text has no tokens and the model's sequences have no special tokens.
         """
         chosen = [_text(each, f"text {number}") for number, each in enumerate(_several(texts, "encode"))]
-        sequences = self.sequences(chosen)
+        if prompt is not None and prompt_name is not None:
+            raise UsageError("encode(): prompt and prompt_name: give one of them")
+        sequences = self.sequences(chosen, self.prompts.named(prompt_name) if prompt_name is not None else prompt)
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
         if empty is not None:
             raise DataError(f"text {empty} ({chosen[empty]!r}) has no tokens; leave it out")
         return self.vectors(sequences)
 
-    def sequences(self, texts: Sequence[str | Sequence[int]]) -> list[TextSequence]:
+    def token_vectors(
+        self, texts: Iterable[str], *, role: Literal["query", "document"] = "document"
+    ) -> list[Float32Array]:
+        """The vectors of each text's scored tokens, one array (tokens, E) per text, of a model with a vector for each
+        token (ColBERT), with the model's prompt for the role.
+
+        Raises:
+            UsageError: `texts` is a single text, one of them is not a text, or the model has one vector per text.
+        """
+        chosen = [_text(each, f"text {number}") for number, each in enumerate(_several(texts, "token_vectors"))]
+        if role not in ("query", "document"):
+            raise UsageError(f"token_vectors(): role is {role!r}; expected query or document")
+        return (self.by_token.queries if role == "query" else self.by_token.documents)(chosen)
+
+    def late_scores(self, query: str, texts: Iterable[str]) -> list[float]:
+        """How well each text answers the query, by late interaction (ColBERT).
+
+        Raises:
+            UsageError: see `token_vectors`.
+        """
+        chosen = [_text(each, f"text {number}") for number, each in enumerate(_several(texts, "late_scores"))]
+        return self.by_token.scores(_one(query, "late_scores"), chosen)
+
+    @cached_property
+    def by_token(self) -> TokenEmbedder:
+        """The model with a vector for each token.
+
+        Raises:
+            UsageError: the model has one vector per text.
+        """
+        if not is_token_encoder(self.directory):
+            raise UsageError(f"{self.name}: has no vector for each token (ColBERT); encode() gives one vector per text")
+        return TokenEmbedder.load(self.directory, self._engine, name=self.name, offline=self._offline)
+
+    @property
+    def prompts(self) -> TextReading:
+        """The embedder's prompts."""
+        return self._embedder.reading
+
+    def sequences(self, texts: Sequence[str | Sequence[int]], prompt: str | None = None) -> list[TextSequence]:
         """The sequences of texts, or of token ids, as `vectors` reads them; see `Embedder.sequences`."""
-        return self._embedder.sequences(texts)
+        return self._embedder.sequences(texts, prompt)
 
     def vectors(self, sequences: Sequence[TextSequence]) -> Float32Array:
         """The vector of each sequence, (N, E), in order; see `Embedder.vectors`."""
@@ -183,8 +252,9 @@ class Model:
 
         Raises:
             DataError: the model has no masked-LM head, or the text has no mask or is too long.
-            UsageError: `text` is not one text.
+            UsageError: `text` is not one text, or `top` is below 1.
         """
+        _require_count(top, "fill")
         texts = [_one(text, "fill")]
         (document,) = fill_masks(self._pretrained, self._tokenizer, texts, top=top, device=self._engine.device)
         masks: list[list[dict[str, Any]]] = document["masks"]
@@ -295,6 +365,11 @@ def _one(given: Any, method: str) -> str:
     if not isinstance(given, str):
         raise UsageError(f"{method} takes one text, not {_of_type(given)}; call it once per text")
     return given
+
+
+def _require_count(top: Any, method: str) -> None:
+    if not isinstance(top, Integral) or isinstance(top, bool) or top < 1:
+        raise UsageError(f"{method}(): top is {_of_type(top)}, expected a whole number from 1 on")
 
 
 def _text(given: Any, where: str) -> str:

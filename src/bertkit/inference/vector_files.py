@@ -14,38 +14,49 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import fsync_path, read_json, replacing, write_json
+from bertkit.files import fsync_path, noting, open_text_to_write, open_to_write, read_json, replacing, write_json
 
 log = logging.getLogger(__name__)
 
 FileForm = Literal["npy", "parquet", "arrow"]
+Form = TypeVar("Form")
 FORMS: dict[str, FileForm] = {".npy": "npy", ".parquet": "parquet", ".arrow": "arrow"}
 _HEADER_BYTES = 128
 _ROWS_AT_ONCE = 8192
 """Rows per row group."""
 
 
-def form_of_output(out: Path) -> FileForm:
-    """The format of a file of vectors, by its ending.
+def form_of_output(out: Path, forms: Mapping[str, Form]) -> Form:
+    """The format of a file that a command writes, by its ending.
 
     Raises:
-        UsageError: the ending is none of the known ones, or the directory does not exist.
+        UsageError: the ending is none of the known ones.
     """
-    if out.suffix not in FORMS:
-        raise UsageError(f"--out {out}: its ending is none of {', '.join(FORMS)}; name the file by its format")
+    if out.suffix not in forms:
+        raise UsageError(f"--out {out}: its ending is none of {', '.join(forms)}; name the file by its format")
+    return forms[out.suffix]
+
+
+def require_output(out: Path, *inputs: Path | None) -> None:
+    """Refuse a path that a command cannot write to, before it computes anything.
+
+    Raises:
+        UsageError: the directory does not exist, the path is a directory, or it is one of the inputs.
+    """
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: the directory {out.parent} does not exist; create it")
     if out.is_dir():
         raise UsageError(f"--out {out}: is a directory; name a file in it")
-    return FORMS[out.suffix]
+    if any(path is not None and path.exists() and out.exists() and path.samefile(out) for path in inputs):
+        raise UsageError(f"--out {out}: is read by this command; name another file")
 
 
 class VectorFile:
@@ -65,13 +76,14 @@ class VectorFile:
 
     def __init__(self, out: Path, dtype: Any, width: int, key: Mapping[str, Any], *, resumable: bool = True) -> None:
         self.out = out
-        self.form = form_of_output(out)
+        self.form = form_of_output(out, FORMS)
         self.rows = 0
         self.notes: dict[str, Any] = {}
         self._dtype, self._width, self._key = np.dtype(dtype), width, dict(key)
         self._part = out.with_name(f"{out.name}.part")
         self._ids = out.with_name(f"{out.name}.part.ids")
         self._state = out.with_name(f"{out.name}.part.json")
+        self._resumable = resumable
         if resumable:
             self._continue()
         if not self.rows:
@@ -79,8 +91,9 @@ class VectorFile:
 
     def _begin(self) -> None:
         self._state.unlink(missing_ok=True)
-        self._part.write_bytes(b"\0" * _HEADER_BYTES)
-        self._ids.write_bytes(b"")
+        with open_to_write(self._part) as file:
+            file.write(b"\0" * _HEADER_BYTES)
+        open_to_write(self._ids).close()
 
     def _continue(self) -> None:
         if not (self._state.is_file() and self._part.is_file() and self._ids.is_file()):
@@ -108,6 +121,16 @@ class VectorFile:
     def _bytes(self, rows: int) -> int:
         return _HEADER_BYTES + rows * self._width * int(self._dtype.itemsize)
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """While blocks are written: after an error, files that cannot be continued are deleted."""
+        try:
+            yield
+        except BaseException:
+            if not self._resumable:
+                self.discard()
+            raise
+
     def append(self, ids: Sequence[str], rows_NF: NDArray[Any], notes: Mapping[str, Any]) -> None:
         """Write a block; once this returns, the block is never computed again.
 
@@ -116,17 +139,19 @@ class VectorFile:
             rows_NF: in stored form.
             notes: information needed to continue.
         """
-        with _faults_named(self._part), self._part.open("ab") as file:
-            file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
-        if self.form != "npy":
-            with _faults_named(self._ids), self._ids.open("a", encoding="utf-8") as names:
-                names.writelines(f"{json.dumps(each)}\n" for each in ids)
-            fsync_path(self._ids)
-        fsync_path(self._part)
-        self.rows += len(rows_NF)
-        self.notes = dict(notes)
-        state = {"key": self._key, "rows": self.rows, "ids_bytes": self._ids.stat().st_size, "notes": self.notes}
-        write_json(self._state, state)
+        kept = f"the first {self.rows:,} vectors are kept, and the same command continues after them"
+        with noting(kept) if self.rows and self._resumable else nullcontext():
+            with open_to_write(self._part, "ab") as file:
+                file.write(np.ascontiguousarray(rows_NF, dtype=self._dtype).tobytes())
+            if self.form != "npy":
+                with open_text_to_write(self._ids, "ab") as names:
+                    names.writelines(f"{json.dumps(each)}\n" for each in ids)
+                fsync_path(self._ids)
+            fsync_path(self._part)
+            rows = self.rows + len(rows_NF)
+            state = {"key": self._key, "rows": rows, "ids_bytes": self._ids.stat().st_size, "notes": dict(notes)}
+            write_json(self._state, state)
+        self.rows, self.notes = rows, dict(notes)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Give the complete file its name.
@@ -135,13 +160,15 @@ class VectorFile:
             metadata: of the schema, for Parquet and Arrow.
         """
         if self.form == "npy":
-            with self._part.open("r+b") as file:
+            with open_to_write(self._part, "r+b") as file:
                 file.write(npy_header(self._dtype, (self.rows, self._width)))
             fsync_path(self._part)
             os.replace(self._part, self.out)
             fsync_path(self.out.parent)
         else:
-            self._write_table(metadata)
+            kept = f"all vectors are kept in {self._part}, and the same command only writes this file"
+            with noting(kept) if self._resumable else nullcontext():
+                self._write_table(metadata)
         self.discard()
 
     def discard(self) -> None:
@@ -184,12 +211,3 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     header = buffer.getvalue()
     assert len(header) == _HEADER_BYTES
     return header
-
-
-@contextmanager
-def _faults_named(path: Path) -> Iterator[None]:
-    """Add the file's name to write errors, which an open file's writes do not report."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error

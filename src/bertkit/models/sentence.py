@@ -2,7 +2,7 @@
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. Directories are those of `sentence-transformers`:
 modules.json lists the modules; the encoder is in the root or in 0_Transformer. Unlike the pooler in headed.py, pooling
-can use all states, and nothing here is trained for a task.
+can use all states, and nothing here is trained for a task. Sibling splade.py has the pooling of sparse vectors.
 
 Shapes: T packed tokens, B sequences, D width, E width of the vectors.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,16 +22,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.files import file_within, read_json, read_json_file
 from bertkit.models.families.static import load_static
 from bertkit.models.files.hub import load_model
 from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.operators.matmul import Linear
+from bertkit.models.splade import (
+    ENCODERS,
+    POOLING,
+    WORDS_HEAD,
+    SpladeMode,
+    is_sparse,
+    no_words_head,
+    pool_words,
+    read_mode,
+)
 
 SETTINGS_FILE = "sentence_bert_config.json"
 VERSION_FILE = "config_sentence_transformers.json"
+QUERY_PROMPT, DOCUMENT_PROMPTS = "query", ("document", "passage", "corpus")
+"""Names of the prompts of queries and of documents; of several for documents, the first one counts."""
 _SETTINGS_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -39,6 +51,7 @@ _SETTINGS_FILES = tuple(
 """The settings of an encoder module, under all names that `sentence-transformers` has used for them."""
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+AnyPooling = PoolingMode | SpladeMode
 
 OLD_POOLING_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -52,6 +65,8 @@ OLD_POOLING_KEYS: dict[str, PoolingMode] = {
 
 _VECTOR = "sentence_embedding"
 """The name of a text's vector, which the modules after the pooling read and replace."""
+MASK_MODULE = "MultiVectorMask"
+"""The module of a directory with a vector for each token (late_interaction.py)."""
 
 _DENSE_ACTIVATIONS: dict[str, type[nn.Module]] = {
     "torch.nn.modules.activation.Tanh": nn.Tanh,
@@ -82,6 +97,14 @@ def pool(mode: PoolingMode, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
     return zeros_BD.index_add(0, sequence_T, hidden_TD * weight_T1) / weights_B1
 
 
+def pooled(model: HeadedModel, pooling: Sequence[AnyPooling], hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+    """One vector per sequence, (B, E): those of several modes are concatenated."""
+    if is_sparse(pooling):
+        (mode,) = pooling
+        return pool_words(mode, model, hidden_TD, batch)
+    return torch.cat([pool(mode, hidden_TD, batch) for mode in pooling], dim=-1)  # type: ignore[arg-type]  # none is SPLADE's
+
+
 class Normalise(nn.Module):
     """Scales vectors to length one."""
 
@@ -110,19 +133,19 @@ class SentenceModel(nn.Module):
         pooling: pooling modes, whose vectors are concatenated.
         modules: modules applied to the pooled vectors, in order.
         max_tokens: the caller truncates texts to this length; None: the encoder's limit.
-        lowercases: whether texts are lower-cased before they are tokenised.
-        prompt: prefix of every text.
+        reading: what the caller does with a text before it is tokenised; None: nothing.
+        pools_prompt: whether the states of a prompt's tokens are pooled; if not, texts cannot have a prompt.
     """
 
     def __init__(
         self,
         model: HeadedModel,
-        pooling: Sequence[PoolingMode] = ("mean",),
+        pooling: Sequence[AnyPooling] = ("mean",),
         modules: Sequence[nn.Module] = (),
         *,
         max_tokens: int | None = None,
-        lowercases: bool = False,
-        prompt: str = "",
+        reading: TextReading | None = None,
+        pools_prompt: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
@@ -130,14 +153,16 @@ class SentenceModel(nn.Module):
         self.after_pooling = nn.Sequential(*modules)
         limit = model.encoder.max_tokens
         self.max_tokens = limit if max_tokens is None else min(max_tokens, limit)
-        self.lowercases = lowercases
-        self.prompt = prompt
+        self.reading = reading or TextReading()
+        self.pools_prompt = pools_prompt
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(B, E)."""
-        hidden_TD = self.model(batch)
-        pooled_BE = torch.cat([pool(mode, hidden_TD, batch) for mode in self.pooling], dim=-1)
-        vectors_BE: Tensor = self.after_pooling(pooled_BE)
+        return self.vectors(self.model(batch), batch)
+
+    def vectors(self, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """(B, E), from the states of all tokens."""
+        vectors_BE: Tensor = self.after_pooling(pooled(self.model, self.pooling, hidden_TD, batch))
         return vectors_BE
 
 
@@ -146,34 +171,41 @@ def load_sentence_model(directory: Path) -> SentenceModel:
 
     Raises:
         DataError: a file is damaged, or a module is unknown.
+        UsageError: the model computes a vector for each token.
     """
+    if is_token_encoder(directory):
+        raise UsageError(
+            f"{directory}: computes a vector for each token (ColBERT), not one for a text; `bertkit search --rerank`,"
+            " `bertkit eval retrieval` and /rerank of `bertkit serve` score texts with it"
+        )
     if not (directory / MODULES_FILE).is_file():
         model, _ = load_model(directory, heads=())
         return SentenceModel(model).eval()
     listed = directory / MODULES_FILE
     steps = [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
-    prompt = _default_prompt(directory / VERSION_FILE)
     if steps and steps[0][0] == "StaticEmbedding":
         table, cut = load_static(steps[0][1]), _truncation(steps[0][1] / "tokenizer.json")
-        after = _after_pooling(steps[1:], table.encoder.width)
-        return SentenceModel(table, modules=after, max_tokens=cut, prompt=prompt).eval()
-    if [kind for kind, _ in steps[:2]] != ["Transformer", "Pooling"]:
-        raise DataError(
-            f"{directory / MODULES_FILE}: expected a Transformer and a Pooling first, found"
-            f" {', '.join(kind for kind, _ in steps) or 'nothing'}"
-        )
-    (_, root), (_, pooling), *modules = steps
-    model, _ = load_model(root, heads=())
+        after = modules_after(steps[1:], table.encoder.width)
+        reading = TextReading.of(directory, steps[0][1])
+        return SentenceModel(table, modules=after, max_tokens=cut, reading=reading).eval()
+    _check_first(listed, [kind for kind, _ in steps])
+    (_, root), (kind, pooling), *modules = steps
+    heads = (WORDS_HEAD,) if kind == POOLING else ()
+    model, report = load_model(root, heads=heads)
+    if heads and report.newly_initialised:
+        raise DataError(no_words_head(str(root)))
     file = settings_file(root)
     settings = _optional(file)
-    modes = _pooling_modes(pooling / CONFIG_FILE, has_prompt=bool(prompt))
+    reading = TextReading.of(directory, root)
+    modes, pools_prompt = _modes(kind, pooling / CONFIG_FILE, reading)
+    width = model.encoder.vocab_size if heads else model.encoder.width * len(modes)
     return SentenceModel(
         model,
         modes,
-        _after_pooling(modules, model.encoder.width * len(modes)),
-        max_tokens=_whole(settings, "max_seq_length", file) or _tokenizer_limit(root),
-        lowercases=bool(settings.get("do_lower_case", False)),
-        prompt=prompt,
+        modules_after(modules, width),
+        max_tokens=whole_number(settings, "max_seq_length", file) or stored_length(root),
+        reading=reading,
+        pools_prompt=pools_prompt,
     ).eval()
 
 
@@ -186,9 +218,12 @@ def settings_file(root: Path) -> Path:
 class TextReading:
     """What an embedder does with a text before it is tokenised.
 
+    A prompt is a prefix such as "query: ". The names of the prompts of queries and documents are those of
+    `encode_query` and `encode_document` in `sentence-transformers`.
+
     Attributes:
-        prompts: by name.
-        default: name of the prompt that is before every text; None: no prompt is.
+        prompts: by name; empty ones are left out.
+        default: name of the prompt that is before every text unless another one is given; None: no prompt is.
         lowercases: whether texts are lower-cased, together with the prompt.
     """
 
@@ -208,9 +243,51 @@ class TextReading:
         lowercases = bool(_optional(settings_file(encoder)).get("do_lower_case", False))
         return cls(prompts, name if name in prompts else None, lowercases)
 
-    def __call__(self, text: str) -> str:
-        """The text that is tokenised."""
-        whole = text if self.default is None else self.prompts[self.default] + text
+    @property
+    def default_prompt(self) -> str:
+        """The prompt of a text for which none is given; empty if there is none."""
+        return "" if self.default is None else self.prompts[self.default]
+
+    @property
+    def query_prompt(self) -> str:
+        """The prompt of a query that is compared with documents."""
+        return self._of_role(QUERY_PROMPT)
+
+    @property
+    def document_prompt(self) -> str:
+        """The prompt of a document that is compared with queries."""
+        return self._of_role(*DOCUMENT_PROMPTS)
+
+    def _of_role(self, *names: str) -> str:
+        """A model with no prompt for either role has its default for both."""
+        if not any(name in self.prompts for name in (QUERY_PROMPT, *DOCUMENT_PROMPTS)):
+            return self.default_prompt
+        return next((self.prompts[name] for name in names if name in self.prompts), "")
+
+    def with_roles(self, query: str | None, document: str | None) -> TextReading:
+        """With these prompts of queries and documents in place of its own; None: its own."""
+        query = self.query_prompt if query is None else query
+        document = self.document_prompt if document is None else document
+        others = {name: text for name, text in self.prompts.items() if name not in (QUERY_PROMPT, *DOCUMENT_PROMPTS)}
+        roles = {QUERY_PROMPT: query, DOCUMENT_PROMPTS[0]: document}
+        prompts = others | {name: text for name, text in roles.items() if text}
+        keeps_default = self.default in prompts and bool(query or document)
+        return replace(self, prompts=prompts, default=self.default if keeps_default else None)
+
+    def named(self, name: str) -> str:
+        """A prompt by its name.
+
+        Raises:
+            UsageError: the model has no such prompt.
+        """
+        if name not in self.prompts:
+            there = f"its prompts are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none by name"
+            raise UsageError(f"the model has no prompt {name!r}; {there}")
+        return self.prompts[name]
+
+    def __call__(self, text: str, prompt: str | None = None) -> str:
+        """The text that is tokenised, with a prompt, by default the model's."""
+        whole = (self.default_prompt if prompt is None else prompt) + text
         return whole.lower() if self.lowercases else whole
 
 
@@ -226,20 +303,28 @@ def read_prompts(path: Path) -> dict[str, str]:
     return {name: text for name, text in prompts.items() if text}
 
 
-def _default_prompt(path: Path) -> str:
-    """The directory's default prompt, the prefix of every text; empty if there is none."""
-    name = _optional(path).get("default_prompt_name")
-    return "" if name is None else read_prompts(path).get(str(name), "")
-
-
 def is_embedder(directory: Path) -> bool:
     """Whether a directory of `sentence-transformers` pools states. A cross-encoder of version 6 also has modules.json,
     but with only a Transformer."""
     listed = directory / MODULES_FILE
-    return listed.is_file() and any(module.kind in ("Pooling", "StaticEmbedding") for module in read_modules(listed))
+    pooling = ("Pooling", POOLING, "StaticEmbedding")
+    return listed.is_file() and any(module.kind in pooling for module in read_modules(listed))
 
 
-def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, ...]]:
+def is_sparse_embedder(directory: Path) -> bool:
+    """Whether a directory of `sentence-transformers` computes sparse vectors."""
+    listed = directory / MODULES_FILE
+    return listed.is_file() and any(module.kind == POOLING for module in read_modules(listed))
+
+
+def is_token_encoder(directory: Path) -> bool:
+    """Whether a directory of `sentence-transformers` or PyLate computes a vector for each token."""
+    listed, version = directory / MODULES_FILE, _optional(directory / VERSION_FILE)
+    is_named = version.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+    return listed.is_file() and (is_named or any(module.kind == MASK_MODULE for module in read_modules(listed)))
+
+
+def read_pooling(directory: Path) -> tuple[tuple[AnyPooling, ...], tuple[str, ...]]:
     """The pooling of a directory of `sentence-transformers`, and the kinds of modules after it.
 
     Raises:
@@ -248,11 +333,24 @@ def read_pooling(directory: Path) -> tuple[tuple[PoolingMode, ...], tuple[str, .
     listed = directory / MODULES_FILE
     modules = read_modules(listed)
     kinds = tuple(module.kind for module in modules)
-    if kinds[:2] != ("Transformer", "Pooling"):
-        raise DataError(f"{listed}: expected a Transformer and a Pooling first, found {', '.join(kinds) or 'nothing'}")
-    has_prompt = bool(_default_prompt(directory / VERSION_FILE))
-    path = file_within(directory, modules[1].path, listed) / CONFIG_FILE
-    return _pooling_modes(path, has_prompt=has_prompt), kinds[2:]
+    _check_first(listed, kinds)
+    reading = TextReading.of(directory, file_within(directory, modules[0].path, listed))
+    modes, _ = _modes(kinds[1], file_within(directory, modules[1].path, listed) / CONFIG_FILE, reading)
+    return modes, kinds[2:]
+
+
+def _check_first(listed: Path, kinds: Sequence[str]) -> None:
+    """Check that the first two modules are an encoder and a pooling of its output.
+
+    Raises:
+        DataError: they are not.
+    """
+    first, second = (*kinds, "", "")[:2]
+    if (first, second) != ("Transformer", "Pooling") and not (first in ENCODERS and second == POOLING):
+        raise DataError(
+            f"{listed}: expected a Transformer and a Pooling first, or {ENCODERS[0]} and {POOLING}, found"
+            f" {', '.join(kinds) or 'nothing'}"
+        )
 
 
 class ModuleEntry(NamedTuple):
@@ -284,8 +382,8 @@ def _is_module(step: Any) -> bool:
     )
 
 
-def _after_pooling(steps: Sequence[tuple[str, Path]], width: int) -> list[nn.Module]:
-    """The modules for pooled vectors of this width.
+def modules_after(steps: Sequence[tuple[str, Path]], width: int, *, reads: str = _VECTOR) -> list[nn.Module]:
+    """The modules for vectors of this width, which they read and replace under the name `reads`.
 
     Raises:
         DataError: a file is damaged, a module is unknown, or it reads something other than those vectors.
@@ -298,8 +396,8 @@ def _after_pooling(steps: Sequence[tuple[str, Path]], width: int) -> list[nn.Mod
             )
         settings = _optional(path / CONFIG_FILE)
         for key in ("module_input_name", "module_output_name"):
-            if settings.get(key) not in (None, _VECTOR):
-                raise DataError(f"{path / CONFIG_FILE}: {key} is {settings[key]!r}; only {_VECTOR!r} is supported")
+            if settings.get(key) not in (None, reads):
+                raise DataError(f"{path / CONFIG_FILE}: {key} is {settings[key]!r}; only {reads!r} is supported")
         if kind == "Normalize":
             modules.append(Normalise())
             continue
@@ -323,7 +421,7 @@ def _dense(path: Path) -> Dense:
         raise DataError(
             f"{path / CONFIG_FILE}: activation_function is {name!r}; known are {', '.join(_DENSE_ACTIVATIONS)}"
         )
-    inputs, outputs = (_whole(settings, key, path / CONFIG_FILE) for key in ("in_features", "out_features"))
+    inputs, outputs = (whole_number(settings, key, path / CONFIG_FILE) for key in ("in_features", "out_features"))
     if inputs is None or outputs is None:
         raise DataError(f"{path / CONFIG_FILE}: in_features or out_features is missing; give both")
     dense = Dense(
@@ -340,9 +438,20 @@ def _dense(path: Path) -> Dense:
     return dense
 
 
-def _pooling_modes(path: Path, *, has_prompt: bool) -> tuple[PoolingMode, ...]:
+def _modes(kind: str, path: Path, reading: TextReading) -> tuple[tuple[AnyPooling, ...], bool]:
+    """The modes of a pooling of this kind, and whether it includes the tokens of a prompt."""
+    return (read_mode(path), True) if kind == POOLING else _pooling_modes(path, reading)
+
+
+def _pooling_modes(path: Path, reading: TextReading) -> tuple[tuple[PoolingMode, ...], bool]:
+    """The modes of a pooling, and whether it includes the tokens of a prompt.
+
+    Raises:
+        DataError: a mode is unknown, or the default prompt would have to be left out.
+    """
     settings = read_json(path)
-    if has_prompt and not settings.get("include_prompt", True):
+    pools_prompt = bool(settings.get("include_prompt", True))
+    if reading.default_prompt and not pools_prompt:
         raise DataError(f"{path}: include_prompt is false, but the model has a prompt; this is not supported")
     modes = settings.get("pooling_mode")
     if modes is None:
@@ -351,7 +460,7 @@ def _pooling_modes(path: Path, *, has_prompt: bool) -> tuple[PoolingMode, ...]:
     unknown = [mode for mode in modes if mode not in get_args(PoolingMode)]
     if unknown:
         raise DataError(f"{path}: pooling_mode is {unknown[0]!r}; known are {', '.join(get_args(PoolingMode))}")
-    return modes
+    return modes, pools_prompt
 
 
 def _truncation(path: Path) -> int | None:
@@ -365,13 +474,13 @@ def _truncation(path: Path) -> int | None:
     return None if settings is None else int(settings["max_length"])
 
 
-def _tokenizer_limit(root: Path) -> int | None:
+def stored_length(root: Path) -> int | None:
     """The maximum length where sentence-transformers 6 stores it; older versions use sentence_bert_config.json."""
     limit = _optional(root / "tokenizer_config.json").get("model_max_length")
     return int(limit) if isinstance(limit, int | float) and 1 <= limit < math.inf else None
 
 
-def _whole(settings: Mapping[str, Any], key: str, path: Path) -> int | None:
+def whole_number(settings: Mapping[str, Any], key: str, path: Path) -> int | None:
     """A number in a file; None if the key is missing.
 
     Raises:

@@ -190,9 +190,7 @@ def _bytes_of_a_token(recipe: Recipe, tokenizer: Tokenizer, *, offline: bool) ->
     return size / tokens if tokens else _BYTES_OF_A_TOKEN
 
 
-def planned_vocabulary(
-    recipe: Recipe, *, offline: bool = False
-) -> tuple[PlannedVocabulary, float, Tokenizer | None]:
+def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float, Tokenizer | None]:
     """The size of the model's vocabulary, the bytes of text that it is trained on (0 if it is not trained), and the
     tokenizer, unless it is still to be trained or belongs to token shards.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from bertkit.files import read_json
+from bertkit.files import read_json, read_json_file
 from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE
 from bertkit.recipe.tree import read_tree
 from bertkit.report.gather import ReportedRun
@@ -51,8 +51,11 @@ _CALLS = {
     "text-generation": 'model.generate("The company")',
     "translation": 'model.generate("A sentence to translate.")',
     "sentence-similarity": 'model.encode(["A sentence.", "Another one."])',
+    "feature-extraction": 'model.encode(["A sentence.", "Another one."])',
 }
 """How `bertkit.load`'s model is called, by the Hub's name of its task."""
+_DENSE, _SPARSE, _BY_TOKEN = "SentenceTransformer", "SparseEncoder", "MultiVectorEncoder"
+_COMPARES_TOKENS = 'model.late_scores("A question?", ["A text that answers it.", "Another one."])'
 _PAIRS = 'model.predict([("A text.", "The second text of its pair.")])'
 _MOST_SCORES = 40
 _MOST_LABELS = 30
@@ -92,19 +95,20 @@ def model_card(
         DataError: config.json, or the run's recipe, cannot be read.
     """
     config = read_json(model / CONFIG_FILE) if (model / CONFIG_FILE).is_file() else {}
-    is_embedder = (model / MODULES_FILE).is_file()
+    embedder = _embedder_class(model)
     trained = chosen or run
     recipe = {} if trained is None else dict(read_tree(trained.recipe, str(trained.path / RECIPE)).plain())
     metadata = yaml.safe_dump(
-        dict(_metadata(config, recipe, is_embedder=is_embedder, license_id=license_id)) | _metrics(run), sort_keys=False
+        dict(_metadata(config, recipe, embedder=embedder, license_id=license_id)) | _metrics(run), sort_keys=False
     )
     parts = [f"---\n{metadata}---", f"# {repository.rpartition('/')[2]}"]
     if run is not None:
         parts.append(" ".join(_description(recipe)))
     if labels := _labels(config):
         parts.append(f"Labels: {labels}.")
-    call = _call(_task_of(config, recipe, is_embedder=is_embedder), model, recipe)
-    parts += ["## Use", _usage(config, repository, call, is_embedder=is_embedder)]
+    call = _call(_task_of(config, recipe, embedder=embedder), model, recipe)
+    call = _COMPARES_TOKENS if embedder == _BY_TOKEN else call
+    parts += ["## Use", _usage(config, repository, call, embedder=embedder)]
     if run is not None and trained is not None:
         if scores := _results(run):
             parts += ["## Results", _table(scores)]
@@ -119,16 +123,16 @@ def model_card(
 
 
 def _metadata(
-    config: Mapping[str, Any], recipe: Mapping[str, Any], *, is_embedder: bool, license_id: str | None
+    config: Mapping[str, Any], recipe: Mapping[str, Any], *, embedder: str | None, license_id: str | None
 ) -> Iterator[tuple[str, Any]]:
     kind = str(config.get("model_type", ""))
     if license_id:
         yield "license", license_id
     yield (
         "library_name",
-        "sentence-transformers" if is_embedder else "bertkit" if kind in _WITHOUT_CLASS else "transformers",
+        "sentence-transformers" if embedder else "bertkit" if kind in _WITHOUT_CLASS else "transformers",
     )
-    if task := _task_of(config, recipe, is_embedder=is_embedder):
+    if task := _task_of(config, recipe, embedder=embedder):
         yield "pipeline_tag", task
     yield "tags", [tag for tag in ("bertkit", kind) if tag]
     started_from = recipe.get("init") or recipe.get("model")
@@ -141,6 +145,15 @@ def _metadata(
         yield "datasets", list(dict.fromkeys(named))
 
 
+def _embedder_class(model: Path) -> str | None:
+    """The class of sentence-transformers that loads a model; None if it is no embedder."""
+    if not (model / MODULES_FILE).is_file():
+        return None
+    kinds = [str(each.get("type")) for each in read_json_file(model / MODULES_FILE)]
+    marked = {".SpladePooling": _SPARSE, ".MultiVectorMask": _BY_TOKEN}
+    return next((named for end, named in marked.items() if any(kind.endswith(end) for kind in kinds)), _DENSE)
+
+
 def _metrics(run: ReportedRun | None) -> dict[str, list[str]]:
     """The names of the metrics on tasks, as the Hub's field `metrics`; empty if there are none."""
     on_tasks = () if run is None else [name for name in run.scores if name.startswith(("splits.", "tasks."))]
@@ -148,10 +161,10 @@ def _metrics(run: ReportedRun | None) -> dict[str, list[str]]:
     return {"metrics": list(names)} if names else {}
 
 
-def _task_of(config: Mapping[str, Any], recipe: Mapping[str, Any], *, is_embedder: bool) -> str | None:
+def _task_of(config: Mapping[str, Any], recipe: Mapping[str, Any], *, embedder: str | None) -> str | None:
     """The Hub's name of what the model does; None if it has none."""
-    if is_embedder:
-        return "sentence-similarity"
+    if embedder:
+        return "sentence-similarity" if embedder == _DENSE else "feature-extraction"
     name = str((config.get("architectures") or [""])[0])
     if name.endswith("ForConditionalGeneration"):
         return "translation" if "seq2seq_lm" in str(recipe.get("objective")) else None
@@ -257,12 +270,12 @@ def _results(run: ReportedRun) -> dict[str, str]:
     return {name: each.in_words for name, each in run.scores.items()}
 
 
-def _usage(config: Mapping[str, Any], repository: str, call: str | None, *, is_embedder: bool) -> str:
+def _usage(config: Mapping[str, Any], repository: str, call: str | None, *, embedder: str | None) -> str:
     kind = str(config.get("model_type", ""))
     lines = ["import bertkit", "", f'model = bertkit.load("{repository}")', *([call] if call else [])]
     text = f"```python\n{chr(10).join(lines)}\n```"
-    if is_embedder:
-        other = f'from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer("{repository}")'
+    if embedder:
+        other = f'from sentence_transformers import {embedder}\n\nmodel = {embedder}("{repository}")'
         return f"{text}\n\n```python\n{other}\n```"
     if kind in _WITHOUT_CLASS or not config.get("architectures"):
         return text

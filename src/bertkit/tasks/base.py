@@ -123,6 +123,7 @@ class Features:
         example_labels: by name, one row per training example.
         token_labels: by name, one number per token.
         extra: anything else the task needs for its predictions, one entry per sequence.
+        keys_S: the number of each sequence's first tokens that its tokens attend to; None: they attend to all.
     """
 
     ids_T: NDArray[np.int32]
@@ -135,6 +136,7 @@ class Features:
     example_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     token_labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     extra: Sequence[Any] = ()
+    keys_S: Int64Array | None = None
 
     @property
     def num_examples(self) -> int:
@@ -153,7 +155,8 @@ class Features:
         ends = np.cumsum(lengths)
         ids, types = self.ids_T[tokens].tolist(), self.token_types_T[tokens].tolist()
         spans = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
-        packed = PackedBatch.from_ids([ids[a:b] for a, b in spans], [types[a:b] for a, b in spans])
+        keys = None if self.keys_S is None else self.keys_S[sequences]
+        packed = PackedBatch.from_ids([ids[a:b] for a, b in spans], [types[a:b] for a, b in spans], keys=keys)
         counts = np.diff(self.example_starts_I1)[examples]
         return TaskBatch(
             packed,
@@ -319,6 +322,14 @@ class Task(ABC):
             directory: of the initial model, which may contain weights for them; None: all are drawn.
         """
         return {}
+
+    def begin_update(self, step: int, steps: int) -> None:  # noqa: B027  # most losses do not change
+        """Prepare the loss of an update, for a loss that changes during training.
+
+        Args:
+            step: the update's number, from 0.
+            steps: number of all updates.
+        """
 
     def corrupted(self, batch: TaskBatch, items: Int64Array, *, seed: int, epoch: int) -> TaskBatch:
         """A training batch as the model reads it in this epoch; unchanged for most tasks.

@@ -125,6 +125,11 @@ def head_rows(objectives: Sequence[Objective], count: Callable[[Objective], floa
     return rows
 
 
+def predictions_of(head: str, tokens: float) -> dict[str, float]:
+    """The `predictions` of `step_flops` for a task's head: a vocabulary head reads all tokens."""
+    return {head: tokens} if HEAD_KINDS[head] == "vocabulary" else {}
+
+
 def step_flops(
     model: HeadedModel,
     *,

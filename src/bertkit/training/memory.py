@@ -180,5 +180,5 @@ def peak_memory(update: Mapping[str, float], *, program: Mapping[str, float], te
     return max((update, writing, learning), key=lambda terms: sum(terms.values()))
 
 
-_OF_AN_UPDATE = frozenset({"gradients", "bf16_weights", "activations", "attention", "logits"})
+_OF_AN_UPDATE = frozenset({"gradients", "bf16_weights", "activations", "attention", "logits", "vectors"})
 """Terms that are freed at the end of an update."""

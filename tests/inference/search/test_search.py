@@ -3,6 +3,7 @@ and mining follow from these, and an index opens only with its own model."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -20,17 +21,19 @@ import pytest
 
 import bertkit as package
 from bertkit.errors import DataError, UsageError
+from bertkit.files import unfinished_name
 from bertkit.inference.embed import InputText
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import index as index_module
 from bertkit.inference.search import query, vectors
 from bertkit.inference.search.bm25 import K1, B, Bm25, words_of
-from bertkit.inference.search.index import TextIndex, build_index
+from bertkit.inference.search.index import DESCRIPTION, TextIndex, build_index
 from bertkit.inference.search.mining import LabelledPair, hard_negatives, paraphrases
 from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
 from bertkit.inference.vector_types import normalised
 from bertkit.models.labels import Labels
 from tests.inference.test_independent_batches import engine
+from tests.limits import largest_file
 from tests.tasks.tiny_task import reviews, write_model
 
 pytest.importorskip("faiss")
@@ -163,6 +166,25 @@ def test_an_index_of_another_version_is_told(built: TextIndex, change: dict[str,
         TextIndex.open(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["vectors.npy", "texts.npy", "texts.jsonl"])
+def test_a_damaged_file_of_an_index_is_named(built: TextIndex, embedder: Embedder, tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "i"
+    shutil.copytree(built.directory, directory)
+    whole = (directory / name).read_bytes()
+    for kept in (0, len(whole) // 2):
+        (directory / name).write_bytes(whole[:kept])
+        with pytest.raises(DataError, match=rf"{name}: is damaged.*build the index again"):
+            query.search(TextIndex.open(directory), embedder, ["cat"], QuerySettings(top=len(TEXTS)))
+
+
+def test_a_kill_while_a_file_was_written_is_no_foreign_file(embedder: Embedder, corpus: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "i"
+    directory.mkdir()
+    for name in (DESCRIPTION, "vectors.json", "texts.npy"):
+        unfinished_name(directory / name).write_text("half")
+    assert build_index(directory, corpus, texts(), embedder, IndexSettings()).count == len(TEXTS)
+
+
 def test_vectors_that_are_there_are_not_computed_again(
     embedder: Embedder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +200,22 @@ def test_vectors_that_are_there_are_not_computed_again(
     monkeypatch.setattr(index_module, "embed_to_file", stopped)
     built = build_index(directory, corpus, texts(), embedder, settings)
     assert (built.count, built.faiss.ntotal, built.at([3])) == (len(TEXTS), len(TEXTS), [("t3", TEXTS[3])])
+
+
+def test_a_file_of_an_index_that_the_disk_has_no_space_for_is_named(
+    embedder: Embedder, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    long = (InputText(f"t{number}", text + " " * 2000, "") for number, text in enumerate(TEXTS))
+    with pytest.raises(OSError, match="File too large") as kept, largest_file(1 << 16):
+        build_index(tmp_path / "i", corpus, long, embedder, IndexSettings())
+    assert kept.value.filename == str(tmp_path / "i" / "texts.jsonl")
+    assert "Traceback" not in capfd.readouterr().err
+    made = vectors.build(np.ones((3000, 16), np.float32), "hnsw")
+    with pytest.raises(OSError, match="File too large") as graph, largest_file(1 << 16):
+        vectors.write(made, tmp_path / "vectors.faiss")
+    assert (graph.value.errno, graph.value.filename) == (errno.EFBIG, str(tmp_path / "vectors.faiss"))
+    vectors.write(made, tmp_path / "vectors.faiss")
+    assert vectors.read(tmp_path / "vectors.faiss", count=3000, width=16).ntotal == 3000
 
 
 def test_queries_come_from_stdin(model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, bertkit: Command) -> None:
@@ -233,12 +271,14 @@ def test_hybrid_joins_reciprocal_ranks(built: TextIndex, embedder: Embedder) -> 
     assert [hit["id"] for hit in document["hits"]] == [f"t{number}" for number, _ in expected]
 
 
-def test_a_cross_encoder_orders_the_first_hits(built: TextIndex, embedder: Embedder, tmp_path: Path) -> None:
+def test_a_cross_encoder_orders_the_first_hits(
+    built: TextIndex, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels = Labels(("0", "1"))
     directory = write_model(tmp_path / "cross", heads=("sequence_classification",), labels=labels)
     cross = query.CrossEncoder(str(directory), engine())
     settings = QuerySettings(top=3, rerank_depth=9)
-    (document,) = query.search(built, embedder, ["a fine cat"], settings, cross_encoder=cross)
+    (document,) = query.search(built, embedder, ["a fine cat"], settings, reranker=cross)
     (before,) = query.search(built, embedder, ["a fine cat"], QuerySettings(top=9))
     scores = cross.scores("a fine cat", [hit["text"] for hit in before["hits"]])
     order = sorted(range(9), key=lambda n: -scores[n])[:3]
@@ -246,6 +286,23 @@ def test_a_cross_encoder_orders_the_first_hits(built: TextIndex, embedder: Embed
     three = write_model(tmp_path / "three", heads=("sequence_classification",), labels=Labels(("a", "b", "c")))
     with pytest.raises(DataError, match="is not a cross-encoder: its head is for classification with 3 outputs"):
         query.CrossEncoder(str(three), engine())
+    monkeypatch.setattr(query.Predictor, "reads_single_texts", True)
+    with pytest.raises(DataError, match="is not a cross-encoder: it was trained on single texts"):
+        query.CrossEncoder(str(directory), engine())
+
+
+def test_batch_tokens_are_the_cross_encoders_too(
+    model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, bertkit: Command
+) -> None:
+    class RecordedError(Exception):
+        pass
+
+    def record(name: str, engine: Any, *, offline: bool) -> None:
+        raise RecordedError(engine.micro_batch_tokens)
+
+    monkeypatch.setattr(query, "CrossEncoder", record)
+    words = ("--model", model, "--corpus", corpus, "--rerank", model, "--batch-tokens", "123", "a cat")
+    assert "RecordedError: 123" in bertkit("search", *words).stderr
 
 
 def test_paraphrases_are_the_nearest_of_all_pairs(built: TextIndex, embedder: Embedder) -> None:
@@ -318,11 +375,17 @@ def test_mining_writes_triplets(model: Path, tmp_path: Path, bertkit: Command) -
     assert all(row["negative"] in TEXTS[9:18] and row["negative"] != row["positive"] for row in rows)
     done = bertkit("mine-negatives", "--model", model, "--pairs", path)
     assert (done.code, "anchor" in done.stderr) == (3, True)
+    (tmp_path / "none.csv").write_text("anchor,positive\n")
+    done = bertkit("mine-negatives", "--model", model, "--pairs", tmp_path / "none.csv")
+    assert (done.code, "contains no pairs" in done.stderr) == (3, True)
     done = bertkit("mine-negatives", "--model", model, "--pairs", path, "--columns", "zz,answer")
     assert (done.code, "no column 'zz'" in done.stderr, "name it with --columns" in done.stderr) == (3, True, True)
     done = bertkit("mine-negatives", *options, "--max-score", "-1")
     assert (done.code, done.stdout) == (0, "")
     assert "9 of 9 pairs have no negative within the limits; raise --depth or --max-score" in done.stderr
+    for bad, told in ((path, "is read by this command"), (tmp_path / "no" / "t.jsonl", "does not exist; create it")):
+        done = bertkit("mine-negatives", *options, "--out", bad)
+        assert (done.code, told in done.stderr) == (2, True), done.stderr
     done = bertkit("mine-negatives", *options, "--text", "question")
     assert (done.code, "work only with --corpus" in done.stderr) == (2, True)
     other = tmp_path / "other.csv"
@@ -343,6 +406,7 @@ def test_what_is_missing_is_named(model: Path, corpus: Path, tmp_path: Path, ber
     fails(3, "no such file", "--model", model, "--corpus", tmp_path / "none.txt", "a")
     fails(2, "--pairs: compares the texts", "--model", model, "--corpus", corpus, "--pairs", "a")
     fails(2, "query 1 is empty", "--model", model, "--corpus", corpus, " ")
+    fails(0, "--probes has no effect: the index compares", "--model", model, "--corpus", corpus, "--probes", "3", "a")
     built = ("--model", model, "--index", tmp_path / "i")
     fails(2, "--kind, --long: work only with --corpus", *built, "--kind", "hnsw", "--long", "error", "a")
     fails(2, "--text: works only with --corpus", *built, "--text", "body", "a")

@@ -26,7 +26,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Model directories: `base` with a masked-LM head, and a run of each kind of task."""
     root = tmp_path_factory.mktemp("served")
     found = {"base": write_model(root / "base")}
-    for kind in ("classification", "pair", "tagging", "span", "choice", "regression"):
+    for kind in ("classification", "pair", "tagging", "span", "choice", "regression", "relevance"):
         (root / kind).mkdir()
         task, _ = write_kind(root / kind, kind)
         settings = parsed([*SETTINGS.get(kind, ["optimisation.steps=2"]), "engine.device=cpu"])

@@ -91,7 +91,7 @@ def test_usage_counts_special_tokens_and_what_is_read(models: Models) -> None:
     context = "the fine cat is a warm letter . "
     asked: list[tuple[str, Any, int]] = [
         ("classification", "a fine cat", 5),
-        ("classification", {"id": "a fine cat", "text": "fine", "text_pair": "cat"}, 5),
+        ("pair", {"id": "a fine cat", "text": "fine", "text_pair": "cat"}, 5),
         ("classification", "cat " * 500, models["classification"].model.longest_example or 0),
         ("tagging", ["fine", "cat"], 4),
         ("tagging", "fine cat " * 100, 202),
@@ -103,7 +103,7 @@ def test_usage_counts_special_tokens_and_what_is_read(models: Models) -> None:
         assert usage == {"prompt_tokens": tokens, "total_tokens": tokens}
     filled = post([models["base"]], "/fill", {"input": ["the [MASK] [MASK] cat", "[MASK]"]}).json()
     assert filled["usage"]["total_tokens"] == 4 + 2 + 1 + 2
-    ranked = post([models["regression"]], "/rerank", {"query": "fine", "documents": ["cat", "a cat"]}).json()
+    ranked = post([models["relevance"]], "/rerank", {"query": "fine", "documents": ["cat", "a cat"]}).json()
     assert ranked["usage"]["total_tokens"] == 2 + 3 + 3 + 3
 
 
@@ -134,6 +134,19 @@ def test_a_text_alone_for_a_model_of_pairs_is_refused(models: Models) -> None:
         assert refused.json()["error"]["message"] == told
     for fine in ({"text": "a fine cat", "text_pair": "the cat"}, {"left": "a fine cat", "right": ""}):
         assert post([models["pair"]], "/predict", {"inputs": [fine]}).json()["predictions"][0]["prediction"]
+
+
+def test_a_pair_for_a_model_of_single_texts_is_refused(models: Models) -> None:
+    for kind in ("classification", "regression"):
+        inputs = ["a", {"text": "a", "text_pair": None}, {"text": "a", "text_pair": ""}]
+        refused = post([models[kind]], "/predict", {"inputs": inputs})
+        assert refused.status_code == 422
+        error = refused.json()["error"]
+        assert error["message"] == f"input 2: {kind} was trained on single texts; leave text_pair out"
+        assert (error["code"], error["param"]) == ("invalid_value", "inputs")
+        assert post([models[kind]], "/predict", {"inputs": inputs[:2]}).status_code == 200
+    ranked = post([models["regression"]], "/rerank", {"query": "a", "documents": ["b"]})
+    assert ranked.status_code == 422
 
 
 def test_offsets_count_characters_without_width(models: Models) -> None:
@@ -195,8 +208,8 @@ def test_reranking_by_vectors_and_by_a_cross_encoder(models: Models) -> None:
     objects = [{"text": text, "id": number} if number % 2 else text for number, text in enumerate(documents)]
     assert post([models["base"]], "/rerank", {**asked, "documents": objects}).json()["results"] == found
     pairs = [{"text": "fine cat", "text_pair": each} for each in documents]
-    scores = [each["prediction"] for each in models["regression"].model.predict(pairs)]
-    found = post([models["regression"]], "/v1/rerank", {**asked, "top_n": 2, "return_documents": False}).json()[
+    scores = [each["prediction"] for each in models["relevance"].model.predict(pairs)]
+    found = post([models["relevance"]], "/v1/rerank", {**asked, "top_n": 2, "return_documents": False}).json()[
         "results"
     ]
     order = sorted(range(4), key=lambda number: -scores[number])[:2]
@@ -242,7 +255,8 @@ def test_an_answer_is_the_same_alone_and_in_company(kind: str, models: Models) -
 
 def test_what_a_directory_can_do(directories: dict[str, Path], models: Models, tmp_path: Path) -> None:
     assert models["base"].abilities == {"embed", "rerank", "fill"}
-    assert models["regression"].abilities == {"predict", "rerank"}
+    assert models["relevance"].abilities == {"predict", "rerank"}
+    assert models["regression"].abilities == {"predict"}
     assert models["tagging"].abilities == {"predict"}
     # sentence-transformers 6 also writes modules.json for cross-encoders, with only the Transformer.
     transformer = {

@@ -20,7 +20,7 @@ from bertkit.inference.serving.served import ServedModel
 from bertkit.inference.serving.service import Service
 from bertkit.inference.serving.settings import ServeSettings
 from bertkit.models.sentence import SentenceModel
-from tests.inference.serving.clients import in_process, post
+from tests.inference.serving.clients import in_process, post, served
 
 Models = dict[str, ServedModel]
 GOOD = {"model": "base", "input": "a fine cat"}
@@ -251,6 +251,17 @@ def test_a_fault_of_the_model_is_500_and_names_no_path(models: Models, monkeypat
     assert (response.status_code, error["code"], error["type"]) == (500, "model_fault", "server_error")
     assert str(base.model.directory) not in response.text
     assert error["message"].startswith("base: its ")
+
+
+def test_a_short_relative_name_does_not_make_a_request_the_models_fault(
+    directories: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t").symlink_to(directories["classification"] / "model")
+    monkeypatch.chdir(tmp_path)
+    model = served("reviews", Path("t"))
+    monkeypatch.chdir("/")  # what is read later is found there, too
+    error = assert_refused(post([model], "/predict", {"inputs": [{"text": 7}]}), 422)
+    assert error["message"] == "input 0, text: found a number, expected text"
 
 
 def test_a_bug_is_500_without_details_and_the_next_request_is_served(

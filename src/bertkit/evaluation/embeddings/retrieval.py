@@ -4,7 +4,7 @@ Thakur et al. 2021, BEIR, arXiv:2104.08663: a folder with corpus.jsonl (`_id`, `
 `text`) and qrels/SPLIT.tsv (query, document, grade, after a line of names). nDCG as in trec_eval (Järvelin and
 Kekäläinen 2002, with the grade itself as gain): the sum of grade / log2(rank + 1), divided by that of the ideal
 ranking. As in BEIR, a document's title precedes its text, and a document with the query's own id is not a hit. The
-corpus is searched exactly, in blocks.
+corpus is searched exactly, in blocks, also by late interaction (models/late_interaction.py).
 
 Shapes: Q queries, N documents of a block, E width, K hits kept.
 """
@@ -19,22 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix, diags_array, issparse
 
-from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure
 from bertkit.evaluation.embeddings.settings import RetrievalSettings
-from bertkit.evaluation.embeddings.sources import VectorSource, model_source, word_source
+from bertkit.evaluation.embeddings.sources import VectorSource, model_source, token_source, word_source
 from bertkit.evaluation.run import EvaluationResult
 from bertkit.files import sha256_of
 from bertkit.inference.vector_types import normalised
+from bertkit.models.files.model_files import find_model
+from bertkit.models.late_interaction import all_scores
+from bertkit.models.sentence import is_token_encoder
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.readers.common import field, json_rows, number_in, numbered_lines
 
 SUITE = "retrieval"
 DEPTH = 10
 """The rank at which nDCG and MRR are measured."""
-_BLOCK = 4096
+_BLOCK, _TOKEN_BLOCK = 4096, 512
+"""Number of documents whose vectors are in memory, with one vector per document and with one per token."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +119,34 @@ def evaluate_retrieval(
     if min(settings.cutoffs) < 1:
         raise UsageError(f"--cutoffs {min(settings.cutoffs)}: ranks start at 1")
     folder = read_folder(path, settings.split)
+    read = model_source
+    if arguments.word_vectors is None and is_token_encoder(find_model(arguments.model, offline=arguments.offline)):
+        read = token_source
     source = (
-        model_source(arguments.model, settings, arguments)
+        read(arguments.model, settings, arguments)
         if arguments.word_vectors is None
         else word_source(
             arguments.word_vectors, settings, lambda: (*folder.queries.values(), *(t for _, t in folder.documents()))
         )
     )
 
+    settings = settings.model_copy(
+        update={
+            name: getattr(source.reading, name)
+            for name in ("query_prompt", "document_prompt")
+            if getattr(settings, name) is None
+        }
+    )
+    by_token = source.by_token is not None
+    if settings.similarity is None:
+        default = "maxsim" if by_token else "dot" if source.is_sparse else "cosine"
+        settings = settings.model_copy(update={"similarity": default})
+    if (settings.similarity == "maxsim") != by_token:
+        vectors = "a vector for each token, which maxsim compares" if by_token else "one vector for each text"
+        raise UsageError(f"--similarity {settings.similarity}: {source.name} has {vectors}; leave it out")
+
     def compute() -> dict[str, Any]:
-        hits, count = search_folder(folder, source, settings, progress=progress)
+        hits, count, words = search_folder(folder, source, settings, progress=progress)
         found = {
             name: mean_with_interval(values)
             for name, values in query_scores(hits, folder.grades, settings.cutoffs).items()
@@ -134,6 +156,7 @@ def evaluate_retrieval(
             "average": found[f"ndcg@{DEPTH}"]["mean"],
             "queries": len(folder.queries),
             "documents": count,
+            **({} if words is None else {"words": words.figures()}),
         }
 
     data = {str(file): sha256_of(file) for file in folder.files}
@@ -142,28 +165,44 @@ def evaluate_retrieval(
 
 def search_folder(
     folder: RetrievalFolder, source: VectorSource, settings: RetrievalSettings, *, progress: Progress = silent_progress
-) -> tuple[dict[str, list[str]], int]:
-    """The nearest documents of each query, best first, and the corpus size; ties are in the corpus's order."""
+) -> tuple[dict[str, list[str]], int, WordCounts | None]:
+    """The nearest documents of each query, best first, the corpus size, and counts of sparse vectors; ties are in the
+    corpus's order. With sparse vectors, a document that shares no word with the query is not a hit."""
     kept = max(DEPTH, *settings.cutoffs) + 1  # the query itself may be among them
     names = list(folder.queries)
-    query_QE = _ready(source.encode([settings.query_prefix + folder.queries[name] for name in names]), settings)
+    queries = [folder.queries[name] for name in names]
+    by_token = source.by_token
+    if by_token is None:
+        query_QE = _ready(source.encode(queries, settings.query_prompt), settings)
+    else:
+        query_tokens = by_token.queries(queries, settings.query_prompt)
     best: tuple[Any, Any] = (np.empty((len(names), 0)), np.empty((len(names), 0), dtype=np.int64))
     ids: list[str] = []
+    words = WordCounts(query_QE) if source.is_sparse else None
     with progress(SUITE, unit="documents") as meter:
         documents = folder.documents()
-        while block := list(islice(documents, _BLOCK)):
-            document_NE = _ready(source.encode([settings.document_prefix + text for _, text in block]), settings)
+        while block := list(islice(documents, _BLOCK if by_token is None else _TOKEN_BLOCK)):
+            texts = [text for _, text in block]
             number_N = np.arange(len(ids), len(ids) + len(block))
             ids += [name for name, _ in block]
-            score_QN = query_QE.astype(np.float64) @ document_NE.astype(np.float64).T
+            if by_token is None:
+                document_NE = _ready(source.encode(texts, settings.document_prompt), settings)
+                score_QN = query_QE.astype(np.float64) @ document_NE.astype(np.float64).T
+            else:
+                score_QN = all_scores(query_tokens, by_token.documents(texts, settings.document_prompt))
+            if words is not None:
+                words.add(document_NE)
+                score_QN = score_QN.toarray()
             best = merged(best, score_QN, np.broadcast_to(number_N, score_QN.shape), kept)
             meter.update(len(ids))
     if len(set(ids)) < len(ids):
         raise DataError(f"{folder.files[0]}: an _id occurs twice; ids must be unique")
     found = {}
-    for name, numbers in zip(names, best[1].tolist(), strict=True):
+    for name, scores, numbers in zip(names, best[0], best[1].tolist(), strict=True):
+        if words is not None:
+            numbers = numbers[: int((scores > 0).sum())]
         found[name] = [ids[number] for number in numbers if ids[number] != name][: kept - 1]
-    return found, len(ids)
+    return found, len(ids), words
 
 
 def merged(best: tuple[Any, Any], score_QN: Any, number_QN: Any, kept: int) -> tuple[Any, Any]:
@@ -174,8 +213,41 @@ def merged(best: tuple[Any, Any], score_QN: Any, number_QN: Any, kept: int) -> t
     return np.take_along_axis(score, order, axis=1), np.take_along_axis(number, order, axis=1)
 
 
-def _ready(vectors: Float32Array, settings: RetrievalSettings) -> Float32Array:
-    return normalised(vectors) if settings.similarity == "cosine" else vectors
+def _ready(vectors: Any, settings: RetrievalSettings) -> Any:
+    if settings.similarity != "cosine":
+        return vectors
+    if not issparse(vectors):
+        return normalised(vectors)
+    length_N = np.sqrt(np.asarray(vectors.astype(np.float64).power(2).sum(axis=1)).ravel())
+    return csr_matrix(diags_array(1 / np.maximum(length_N, 1e-12)) @ vectors)
+
+
+class WordCounts:
+    """How many words have a weight in sparse vectors, and what a search of them costs.
+
+    Formal et al. 2021, SPLADE, arXiv:2107.05720, section 4: FLOPS is the expected number of products in the score of a
+    query and a document, the sum over words of the shares of queries and of documents in which the word has a weight
+    (the released flops.py).
+    """
+
+    def __init__(self, query_QV: csr_matrix) -> None:
+        self._queries = query_QV.shape[0]
+        self._query_V = query_QV.getnnz(axis=0)
+        self._documents, self._document_V = 0, np.zeros(query_QV.shape[1])
+
+    def add(self, document_NV: csr_matrix) -> None:
+        """Count more documents."""
+        self._documents += document_NV.shape[0]
+        self._document_V += document_NV.getnnz(axis=0)
+
+    def figures(self) -> dict[str, float]:
+        """The mean number of words of a query and of a document, and FLOPS."""
+        query_V, document_V = self._query_V / max(1, self._queries), self._document_V / max(1, self._documents)
+        return {
+            "per_query": float(query_V.sum()),
+            "per_document": float(document_V.sum()),
+            "flops": float(query_V @ document_V),
+        }
 
 
 def query_scores(

@@ -5,7 +5,7 @@ They are separate from the suites and do not import torch, because command-line 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,7 +42,17 @@ class RetrievalSettings(VectorSettings):
     """What `bertkit eval retrieval` scores."""
 
     split: str = Field("test", description="Name of the qrels file, without .tsv.")
-    similarity: Literal["cosine", "dot"] = Field("cosine", description="Similarity by which documents are ranked.")
+    similarity: Literal["cosine", "dot", "maxsim"] | None = Field(
+        None,
+        description="Similarity by which documents are ranked (default: cosine; for sparse vectors the dot product; for"
+        " token vectors maxsim).",
+    )
     cutoffs: list[int] = Field([1, 10, 100], min_length=1, description="Ranks at which recall is measured.")
-    query_prefix: str = Field("", description="Text to put before each query, as some models need it.")
-    document_prefix: str = Field("", description="Text to put before each document.")
+    query_prompt: str | None = Field(
+        None, description="Text to put before each query, such as 'query: ' (default: the model's prompt for queries)."
+    )
+    document_prompt: str | None = Field(
+        None, description="Text to put before each document (default: the model's prompt for documents)."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"query_prompt", "document_prompt"})

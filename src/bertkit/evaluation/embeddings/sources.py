@@ -13,18 +13,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from scipy.sparse import issparse
 
 from bertkit.arrays import Float32Array
 from bertkit.evaluation.embeddings.settings import VectorSettings
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.files import sha256_of
 from bertkit.inference.embedder import Embedder
+from bertkit.inference.token_embedder import TokenEmbedder
 from bertkit.models.files.model_files import find_model
+from bertkit.models.sentence import TextReading
 from bertkit.text.word_split import word_places
 from bertkit.text.word_vectors import WordVectors, read_word_vectors
+
+
+class Encode(Protocol):
+    """Computes the vectors of texts."""
+
+    def __call__(self, texts: Sequence[str], prompt: str | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -35,15 +44,22 @@ class VectorSource:
         name: the name as given by the user.
         fingerprint: hash of everything that determines the vectors.
         tokenizer: fingerprint of the tokenizer; None if there is none.
-        encode: maps texts to vectors, (N, E).
+        encode: maps texts to vectors, (N, E), each text after a prompt; None: the model's default prompt. Sparse
+            vectors are a sparse matrix.
         notes: notes for the results.
+        reading: the model's prompts.
+        is_sparse: whether vectors have weights of words (SPLADE), and are compared by the dot product.
+        by_token: in place of `encode`, a model with a vector for each token (ColBERT); None: texts have one vector.
     """
 
     name: str
     fingerprint: str
     tokenizer: str | None
-    encode: Callable[[Sequence[str]], Float32Array]
+    encode: Encode
     notes: dict[str, Any] = field(default_factory=dict)
+    reading: TextReading = field(default_factory=TextReading)
+    is_sparse: bool = False
+    by_token: TokenEmbedder | None = None
 
 
 def model_source(model: str, settings: VectorSettings, arguments: MeasurementArguments) -> VectorSource:
@@ -61,12 +77,40 @@ def model_source(model: str, settings: VectorSettings, arguments: MeasurementArg
     )
     notes: dict[str, Any] = {"texts_cut": 0, "most_tokens": embedder.max_tokens}
 
-    def encode(texts: Sequence[str]) -> Float32Array:
-        parts = embedder.parts(texts, "cut")
+    def encode(texts: Sequence[str], prompt: str | None = None) -> Any:
+        parts = embedder.parts(texts, "cut", prompt)
         notes["texts_cut"] += sum(several[0].cut > 0 for several in parts)
+        if embedder.is_sparse:
+            return embedder.sparse_vectors([first for (first,) in parts])
         return embedder.joined(parts)
 
-    return VectorSource(model, embedder.fingerprint, embedder.tokenizer.fingerprint, encode, notes)
+    tokenizer = embedder.tokenizer.fingerprint
+    return VectorSource(
+        model, embedder.fingerprint, tokenizer, encode, notes, embedder.reading, is_sparse=embedder.is_sparse
+    )
+
+
+def token_source(model: str, settings: VectorSettings, arguments: MeasurementArguments) -> VectorSource:
+    """Vectors of tokens from a model, computed in fp32.
+
+    Raises:
+        DataError: a damaged model.
+        UsageError: the length does not fit.
+    """
+    embedder = TokenEmbedder.load(
+        find_model(model, offline=arguments.offline),
+        arguments.engine(),
+        name=model,
+        max_tokens=settings.max_length,
+        offline=arguments.offline,
+    )
+
+    def encode(texts: Sequence[str], prompt: str | None = None) -> Any:
+        raise AssertionError("by_token has the vectors")
+
+    notes = {"most_tokens": embedder.max_tokens}
+    tokenizer = embedder.tokenizer.fingerprint
+    return VectorSource(model, embedder.fingerprint, tokenizer, encode, notes, embedder.reading, by_token=embedder)
 
 
 def word_source(path: Path, settings: VectorSettings, texts: Callable[[], Iterable[str]]) -> VectorSource:
@@ -93,10 +137,10 @@ def word_source(path: Path, settings: VectorSettings, texts: Callable[[], Iterab
         "texts_without_known_words": 0,
     }
 
-    def encode(texts: Sequence[str]) -> Float32Array:
+    def encode(texts: Sequence[str], prompt: str | None = None) -> Float32Array:
         found = np.zeros((len(texts), vectors.width), dtype=np.float32)
         for row, text in enumerate(texts):
-            numbers = [each for word in _words(text) if (each := _number(vectors, word)) is not None]
+            numbers = [each for word in _words((prompt or "") + text) if (each := _number(vectors, word)) is not None]
             if not numbers:
                 notes["texts_without_known_words"] += 1
                 continue
@@ -128,14 +172,16 @@ def _number(vectors: WordVectors, word: str) -> int | None:
     return vectors.number.get(word.lower()) if number is None else number
 
 
-def cosines(first_NE: Float32Array, second_NE: Float32Array) -> Any:
-    """The cosine of each pair of rows, (N,) in float64; 0 if one is all zeros."""
+def cosines(first_NE: Any, second_NE: Any) -> Any:
+    """The cosine of each pair of rows, (N,) in float64; 0 if one is all zeros. Of sparse vectors, the dot product."""
+    if issparse(first_NE):
+        return np.asarray(first_NE.astype(np.float64).multiply(second_NE).sum(axis=1)).ravel()
     first, second = first_NE.astype(np.float64), second_NE.astype(np.float64)
     product = np.sqrt((first * first).sum(axis=1) * (second * second).sum(axis=1))
     return (first * second).sum(axis=1) / np.where(product > 0, product, 1.0)
 
 
-def encoded_once(source: VectorSource, *columns: Sequence[str]) -> list[Float32Array]:
+def encoded_once(source: VectorSource, *columns: Sequence[str]) -> list[Any]:
     """The vectors of several columns of texts; each distinct text is computed once."""
     numbers: dict[str, int] = {}
     for column in columns:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -21,7 +20,7 @@ import torch
 
 from bertkit import __version__
 from bertkit.errors import UsageError
-from bertkit.files import file_within, files_within, fsync_path, read_json, sha256_of, unfinished_name, write_json
+from bertkit.files import atomic_directory, file_within, files_within, read_json, sha256_of, write_json
 from bertkit.inference.export.agreement import (
     TEXTS,
     Agreement,
@@ -37,7 +36,14 @@ from bertkit.models.files.hub import check_vocabulary, load_model, save_model, w
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model, weight_files
 from bertkit.models.headed import HeadedModel
 from bertkit.models.quantisation.quantised import is_quantised, quantise
-from bertkit.models.sentence import VERSION_FILE, is_embedder, load_sentence_model, read_modules, settings_file
+from bertkit.models.sentence import (
+    VERSION_FILE,
+    is_embedder,
+    is_token_encoder,
+    load_sentence_model,
+    read_modules,
+    settings_file,
+)
 from bertkit.models.weights import WeightReport
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
@@ -99,6 +105,11 @@ def export_model(
         CheckError: the export does not reproduce the outputs of its source; it is deleted.
     """
     directory = find_model(name, offline=offline)
+    if kind != "hf" and is_token_encoder(directory):
+        raise UsageError(
+            f"--format {kind}: {name} computes a vector for each token (ColBERT), which is only exported as hf;"
+            " `bertkit serve` and `bertkit search --rerank` compute with it"
+        )
     check_destination(to, directory)
     source = read_source(name, directory)
     if is_quantised(source.model):
@@ -155,42 +166,6 @@ def check_destination(to: Path, source: Path) -> None:
 def _recorded(path: Path) -> set[str]:
     files = read_json(path).get("files") if path.is_file() else None
     return set(files) if isinstance(files, dict) else set()
-
-
-@contextmanager
-def atomic_directory(to: Path) -> Iterator[Path]:
-    """A directory to write in; renamed to `to` on success and removed on failure."""
-    made = [parent for parent in (to.parent, *to.parent.parents) if not parent.exists()]
-    to.parent.mkdir(parents=True, exist_ok=True)
-    staging, old = (unfinished_name(to, what) for what in ("writing", "old"))
-    try:
-        staging.mkdir()
-        yield staging
-        for path in sorted(staging.rglob("*")):
-            fsync_path(path)
-        fsync_path(staging)
-        if to.exists():
-            to.rename(old)
-        try:
-            staging.rename(to)
-        except OSError:
-            if old.exists():
-                old.rename(to)
-            raise
-        fsync_path(to.parent)
-    except BaseException as error:
-        shutil.rmtree(staging, ignore_errors=True)
-        for parent in made:
-            _remove_if_empty(parent)
-        if isinstance(error, OSError) and error.filename == str(staging):
-            error.filename = str(to)  # messages name the directory that was asked for
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_if_empty(directory: Path) -> None:
-    if directory.is_dir() and not any(directory.iterdir()):
-        directory.rmdir()
 
 
 def _write_directory(source: Source, staging: Path) -> Agreement:
@@ -271,7 +246,7 @@ def _copy_steps(source: Source, staging: Path) -> None:
 @torch.no_grad()
 def _compare_vectors(source: Source, staging: Path, agreement: Agreement) -> None:
     first, second = load_sentence_model(source.directory), load_sentence_model(staging)
-    for name in ("max_tokens", "lowercases", "prompt"):
+    for name in ("max_tokens", "reading"):
         before, after = getattr(first, name), getattr(second, name)
         if before != after:
             agreement.errors.append(f"{name} is {after!r}, the source's {before!r}")

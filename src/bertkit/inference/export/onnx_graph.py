@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,13 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
 from bertkit.errors import UsageError
+from bertkit.files import naming
 from bertkit.inference.export.agreement import ProbeRow
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
+
+# Before onnxruntime is imported, which would report its use to Microsoft.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 GRAPH_FILE = "model.onnx"
 INT8_GRAPH_FILE = "onnx/model_qint8_avx2.onnx"
@@ -157,7 +162,8 @@ def write_graph(model: HeadedModel, path: Path) -> None:
         )
         assert program is not None
         parameters_bytes = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-        program.save(str(path), external_data=parameters_bytes >= _LARGEST_FILE_BYTES // 2)
+        with naming(path):
+            program.save(str(path), external_data=parameters_bytes >= _LARGEST_FILE_BYTES // 2)
 
 
 def write_int8_graph(model: HeadedModel, path: Path) -> None:
@@ -176,7 +182,7 @@ def write_int8_graph(model: HeadedModel, path: Path) -> None:
     # Shapes that the exporter recorded before it transposed the weights.
     del graph.graph.value_info[:]
     _part_shared_weights(graph.graph)
-    with _errors_only(""):
+    with naming(path), _errors_only(""):
         quantize_dynamic(graph, str(path), per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
     for left in path.parent.glob(f"{whole.name}*"):
         left.unlink()

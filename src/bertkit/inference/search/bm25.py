@@ -33,6 +33,17 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def best_of(score_N: Float32Array, count: int) -> tuple[list[int], list[float]]:
+    """The numbers and scores of the texts with the greatest scores above 0; ties in order of the texts."""
+    count = min(count, int((score_N > 0).sum()))
+    if not count:
+        return [], []
+    least = np.partition(score_N, -count)[-count]
+    candidates = np.flatnonzero(score_N >= least)
+    best = candidates[np.argsort(-score_N[candidates], kind="stable")][:count]
+    return best.tolist(), score_N[best].tolist()
+
+
 @dataclass(frozen=True, eq=False)
 class Bm25:
     """The weight of every word in every text.
@@ -79,14 +90,7 @@ class Bm25:
 
     def nearest(self, query: str, count: int) -> tuple[list[int], list[float]]:
         """The numbers and scores of the best texts that share a word with the query; ties in order of the texts."""
-        score_N = self.scores(query)
-        count = min(count, int((score_N > 0).sum()))
-        if not count:
-            return [], []
-        least = np.partition(score_N, -count)[-count]
-        candidates = np.flatnonzero(score_N >= least)
-        best = candidates[np.argsort(-score_N[candidates], kind="stable")][:count]
-        return best.tolist(), score_N[best].tolist()
+        return best_of(self.scores(query), count)
 
     def save(self, directory: Path) -> None:
         """Write bm25.npz and bm25.json."""

@@ -6,6 +6,7 @@ to vectors of the same weights, config.json, pooling and tokenizer, so any other
     DIR/index.json      model, fingerprint, settings, kind, count, width, sha256 of the corpus
     DIR/vectors.npy     float32, unit length; vectors.json once all are written
     DIR/vectors.faiss   for ivf and hnsw
+    DIR/vectors.npz     in place of both, for sparse vectors (SPLADE): scipy's form of a sparse matrix
     DIR/texts.jsonl     id and text, one line each; texts.npy has the start of each line
     DIR/bm25.npz        with bm25.json, from the first hybrid search onwards
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,17 +26,20 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from bertkit.arrays import Float32Array
+from bertkit.arrays import Float32Array, save_array
 from bertkit.errors import DataError, UsageError
-from bertkit.files import read_json, sha256_of, write_json
-from bertkit.inference.embed import InputText, KnownVectors, embed_to_file
+from bertkit.files import open_to_write, read_json, replacing, sha256_of, write_json
+from bertkit.inference.embed import LARGEST_BLOCK, InputText, KnownVectors, blocks_of, embed_to_file
 from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import vectors
 from bertkit.inference.search.bm25 import Bm25
 from bertkit.inference.search.settings import IndexSettings
+from bertkit.inference.search.sparse import SparseIndex, check_sparse_index, dense_only
 from bertkit.inference.search.update import IndexedVectors, only_the_corpus_changed, recover, replacing_directory
+from bertkit.inference.sparse_vectors import sparse_to_file
 from bertkit.inference.vector_types import finished
+from bertkit.models.sentence import TextReading
 from bertkit.progress import Progress, silent_progress
 
 log = logging.getLogger(__name__)
@@ -42,7 +47,9 @@ log = logging.getLogger(__name__)
 DESCRIPTION = "index.json"
 _VECTORS, _EMBEDDED, _FAISS = "vectors.npy", "vectors.json", "vectors.faiss"
 _TEXTS, _STARTS = "texts.jsonl", "texts.npy"
+_SPARSE, _SPARSE_KIND = "vectors.npz", "sparse"
 _FORMAT = 1
+_ANEW = "delete the directory and build the index again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,23 +84,44 @@ class TextIndex:
         return int(self.described["count"])
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether its vectors have weights of words (SPLADE)."""
+        return bool(self.described["kind"] == _SPARSE_KIND)
+
+    @property
     def settings(self) -> IndexSettings:
         return IndexSettings.model_validate(self.described["settings"])
 
     @cached_property
     def vectors(self) -> Float32Array:
         """(N, E), a memory map."""
-        found: Float32Array = np.load(self.directory / _VECTORS, mmap_mode="r")
-        if found.shape != (self.count, self.described["width"]):
-            raise DataError(f"{self.directory / _VECTORS}: has shape {found.shape}; build the index again")
+        found: Float32Array = self._array(_VECTORS, (self.count, int(self.described["width"])))
+        return found
+
+    def _array(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A memory map of a file.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        path = self.directory / name
+        try:
+            found = np.load(path, mmap_mode="r")
+        except (EOFError, ValueError) as error:
+            raise DataError(f"{path}: is damaged ({error}); {_ANEW}") from error
+        if found.shape != shape:
+            raise DataError(f"{path}: has shape {found.shape}, expected {shape}; {_ANEW}")
         return found
 
     @cached_property
     def faiss(self) -> Any:
-        """FAISS's index."""
+        """FAISS's index, or a `SparseIndex`."""
+        width = int(self.described["width"])
+        if self.is_sparse:
+            return SparseIndex.read(self.directory / _SPARSE, count=self.count, width=width)
         if self.described["kind"] == "exact":
             return vectors.build(self.vectors, "exact")
-        return vectors.read(self.directory / _FAISS, count=self.count, width=int(self.described["width"]))
+        return vectors.read(self.directory / _FAISS, count=self.count, width=width)
 
     @cached_property
     def bm25(self) -> Bm25:
@@ -106,13 +134,18 @@ class TextIndex:
     def texts(self) -> Iterator[tuple[str, str]]:
         """Ids and texts in order."""
         with (self.directory / _TEXTS).open("rb") as file:
-            for line in file:
-                row = json.loads(line)
-                yield row["id"], row["text"]
+            yield from map(self._row, file)
+
+    def _row(self, line: bytes) -> tuple[str, str]:
+        try:
+            row = json.loads(line)
+            return row["id"], row["text"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{self.directory / _TEXTS}: is damaged; {_ANEW}") from error
 
     @cached_property
     def _starts(self) -> Any:
-        return np.load(self.directory / _STARTS, mmap_mode="r")
+        return self._array(_STARTS, (self.count,))
 
     def at(self, numbers: Sequence[int]) -> list[tuple[str, str]]:
         """Ids and texts of these rows."""
@@ -120,8 +153,7 @@ class TextIndex:
         with (self.directory / _TEXTS).open("rb") as file:
             for number in numbers:
                 file.seek(int(self._starts[number]))
-                row = json.loads(file.readline())
-                found.append((row["id"], row["text"]))
+                found.append(self._row(file.readline()))
         return found
 
     def check_model(self, embedder: Embedder) -> None:
@@ -138,9 +170,19 @@ class TextIndex:
                 " build the index again"
             )
 
-    def query_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Float32Array:
-        """The vectors of queries, computed like those of the texts."""
-        return finished(embedder.encode(texts, long=self.settings.long), embed_settings(self.settings))
+    def query_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Any:
+        """The vectors of queries, computed like those of the texts, apart from the prompt."""
+        return self._vectors_of(embedder, texts, self.settings.query_prompt)
+
+    def text_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Any:
+        """The vectors of other texts, computed like those of the corpus."""
+        return self._vectors_of(embedder, texts, self.settings.document_prompt)
+
+    def _vectors_of(self, embedder: Embedder, texts: Sequence[str], prompt: str | None) -> Any:
+        settings = self.settings
+        if embedder.is_sparse:
+            return embedder.sparse_vectors([first for (first,) in embedder.parts(texts, settings.long, prompt)])
+        return finished(embedder.encode(texts, long=settings.long, prompt=prompt), embed_settings(settings))
 
 
 def _is_description(described: Mapping[str, Any]) -> bool:
@@ -159,7 +201,21 @@ def _is_description(described: Mapping[str, Any]) -> bool:
 
 def embed_settings(settings: IndexSettings) -> EmbedSettings:
     """The settings with which the vectors of an index are computed."""
-    return EmbedSettings(truncate=settings.truncate, long=settings.long, max_length=settings.max_length, normalise=True)
+    return EmbedSettings(
+        truncate=settings.truncate,
+        long=settings.long,
+        max_length=settings.max_length,
+        normalise=True,
+        prompt=settings.document_prompt,
+    )
+
+
+def _with_prompts(settings: IndexSettings, reading: TextReading) -> IndexSettings:
+    """The settings with the model's own prompts where none is given; None stays where that is its default prompt, as in
+    an index of an earlier version."""
+    own = {"query_prompt": reading.query_prompt, "document_prompt": reading.document_prompt}
+    update = {name: text for name, text in own.items() if text != reading.default_prompt}
+    return settings.model_copy(update={name: update[name] for name in update if getattr(settings, name) is None})
 
 
 def build_index(
@@ -190,8 +246,12 @@ def build_index(
         DataError: a text is faulty, or there are no texts.
         StoppedError: a signal arrived; the same command continues.
     """
-    vectors.faiss()
+    if embedder.is_sparse:
+        check_sparse_index(settings)
+    else:
+        vectors.faiss()
     recover(directory)
+    settings = _with_prompts(settings, embedder.reading)
     deciding = {
         "format": _FORMAT,
         "fingerprint": embedder.fingerprint,
@@ -212,6 +272,8 @@ def build_index(
         if only_the_corpus_changed(differing):
             remedy = f"give --update to embed only the texts that it does not contain, or {remedy}"
         raise UsageError(f"--index {directory}: contains an index that differs in: {', '.join(differing)}; {remedy}")
+    if present.is_sparse:
+        raise dense_only("--update", embedder.name)
     known = IndexedVectors((text for _, text in present.texts()), lambda row: present.at([row])[0][1], present.vectors)
     with replacing_directory(directory) as new:
         _build(new, corpus, texts, deciding, embedder, settings, known=known, progress=progress)
@@ -248,22 +310,27 @@ def _build(
     counts = _embedded(directory, deciding, embedder)
     if counts is None:
         described = {"path": str(corpus.resolve()), "sha256": deciding["corpus"], "blank_texts": False}
-        written = embed_to_file(
-            embedder,
-            _kept(texts, directory),
-            directory / _VECTORS,
-            embed_settings(settings),
-            source=described,
-            known=known,
-            progress=progress,
-        )
+        with closing(_kept(texts, directory)) as kept:  # or a full disk would be reported once it is collected
+            if embedder.is_sparse:
+                blocks, own = blocks_of(kept, first=LARGEST_BLOCK), embed_settings(settings)
+                written: Any = sparse_to_file(embedder, blocks, directory / _SPARSE, own, progress=progress)
+            else:
+                written = embed_to_file(
+                    embedder,
+                    kept,
+                    directory / _VECTORS,
+                    embed_settings(settings),
+                    source=described,
+                    known=known,
+                    progress=progress,
+                )
         if not written.count:
             raise DataError(f"{corpus}: contains no texts")
         counts = {"count": written.count, "width": written.width, "cut": written.cut}
         write_json(directory / _EMBEDDED, {**deciding, **counts})
-    kind = vectors.kind_for(settings.kind, counts["count"])
-    if kind != "exact":
-        made = vectors.build(np.load(directory / _VECTORS, mmap_mode="r"), kind, progress=progress)
+    kind: str = _SPARSE_KIND if embedder.is_sparse else vectors.kind_for(settings.kind, counts["count"])
+    if kind in ("ivf", "hnsw"):
+        made = vectors.build(np.load(directory / _VECTORS, mmap_mode="r"), kind, progress=progress)  # type: ignore[arg-type]  # one of these two
         vectors.write(made, directory / _FAISS)
     local = Path(embedder.name).expanduser()
     name = str(local.absolute()) if local.exists() else embedder.name
@@ -280,7 +347,8 @@ def _differing(recorded: Mapping[str, Any], deciding: Mapping[str, Any], embedde
 
 def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: Embedder) -> dict[str, Any] | None:
     """The counts if all vectors are written but their index is not; None if some are missing."""
-    if not ((directory / _EMBEDDED).is_file() and (directory / _VECTORS).is_file()):
+    there = directory / (_SPARSE if embedder.is_sparse else _VECTORS)
+    if not ((directory / _EMBEDDED).is_file() and there.is_file()):
         return None
     found = read_json(directory / _EMBEDDED)
     if _differing(found, deciding, embedder):
@@ -289,15 +357,18 @@ def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: Embedder) 
 
 
 def _is_ours(directory: Path) -> bool:
-    return all(each.name.startswith(("vectors.", "texts.", "bm25.", DESCRIPTION)) for each in directory.iterdir())
+    """Whether the files are those of an index, perhaps unfinished ones that a kill left (`unfinished_name`)."""
+    names = (each.name.removeprefix(".") for each in directory.iterdir())
+    return all(name.startswith(("vectors.", "texts.", "bm25.", DESCRIPTION)) for name in names)
 
 
-def _kept(texts: Iterator[InputText], directory: Path) -> Iterator[InputText]:
+def _kept(texts: Iterator[InputText], directory: Path) -> Generator[InputText, None, None]:
     """The texts that are not blank, each also written next to the vectors."""
     starts = []
-    with (directory / _TEXTS).open("wb") as file:
+    with open_to_write(directory / _TEXTS) as file:
         for text in (each for each in texts if each.text.strip()):
             starts.append(file.tell())
             file.write(json.dumps({"id": text.id, "text": text.text}).encode() + b"\n")
             yield text
-    np.save(directory / _STARTS, np.array(starts, dtype=np.int64))
+    with replacing(directory / _STARTS) as file:
+        save_array(file, np.array(starts, dtype=np.int64))

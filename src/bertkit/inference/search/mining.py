@@ -17,6 +17,7 @@ from bertkit.errors import DataError
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search.index import TextIndex
 from bertkit.inference.search.settings import NegativeSettings, PairSettings
+from bertkit.inference.search.sparse import dense_only
 from bertkit.inference.search.vectors import nearest, set_probes
 from bertkit.progress import Progress, silent_progress
 
@@ -27,6 +28,8 @@ def paraphrases(
     index: TextIndex, settings: PairSettings, *, probes: int | None = None, progress: Progress = silent_progress
 ) -> list[dict[str, Any]]:
     """The most similar pairs, best first: `{"score", "id1", "text1", "id2", "text2"}`, each pair once."""
+    if index.is_sparse:
+        raise dense_only("--pairs", str(index.described["model"]))
     set_probes(index.faiss, probes)
     best: list[tuple[float, int, int]] = []
     held: set[tuple[int, int]] = set()
@@ -83,13 +86,15 @@ def hard_negatives(
         DataError: the model differs from the index's.
     """
     index.check_model(embedder)
+    if index.is_sparse:
+        raise dense_only("mine-negatives", embedder.name)
     set_probes(index.faiss, None)
     waiting = iter(pairs)
     while block := list(islice(waiting, _BLOCK)):
         if not all(pair.anchor.strip() and pair.positive.strip() for pair in block):
             raise DataError("an anchor or a positive is empty; leave the pair out")
         anchors = index.query_vectors(embedder, [pair.anchor for pair in block])
-        positives = index.query_vectors(embedder, [pair.positive for pair in block])
+        positives = index.text_vectors(embedder, [pair.positive for pair in block])
         limits = (anchors.astype(float) * positives).sum(axis=1) - settings.margin
         most = max(len(right.get(pair.anchor, ())) for pair in block) + 1
         scores, numbers = nearest(index.faiss, anchors, settings.skip + settings.depth + most)

@@ -1,7 +1,8 @@
-"""Queries to hits: nearest vectors, optionally joined with BM25 and re-ranked by a cross-encoder.
+"""Queries to hits: nearest vectors, optionally joined with BM25 and re-ranked by a cross-encoder or ColBERT.
 
 Cormack et al. 2009, reciprocal rank fusion (a text's score is the sum of 1 / (60 + rank) over the rankings that
-contain it); Nogueira and Cho 2019, arXiv:1901.04085 (a cross-encoder reads query and text together).
+contain it); Nogueira and Cho 2019, arXiv:1901.04085 (a cross-encoder reads query and text together);
+Khattab and Zaharia 2020, arXiv:2004.12832 (ColBERT compares them token by token).
 
 Shapes: Q queries, K hits.
 """
@@ -9,7 +10,7 @@ Shapes: Q queries, K hits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.embedder import Embedder
@@ -17,6 +18,9 @@ from bertkit.inference.predict import Predictor
 from bertkit.inference.search.index import TextIndex
 from bertkit.inference.search.settings import QuerySettings
 from bertkit.inference.search.vectors import nearest, set_probes
+from bertkit.inference.token_embedder import TokenEmbedder
+from bertkit.models.files.model_files import find_model
+from bertkit.models.sentence import is_token_encoder
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
 
@@ -30,11 +34,13 @@ class CrossEncoder:
     is the relevant one.
 
     Raises:
-        DataError: no such model, or a different kind of head.
+        DataError: no such model, a different kind of head, or one that was trained on single texts.
     """
 
     def __init__(self, name: str, engine: Engine, *, offline: bool = False) -> None:
         self._predictor = Predictor.load(name, engine, offline=offline)
+        if self._predictor.reads_single_texts:
+            raise DataError(f"{name}: is not a cross-encoder: it was trained on single texts, not on pairs")
         labels = self._predictor.task.labels
         if self._predictor.kind == "regression":
             self._label = None
@@ -55,17 +61,36 @@ class CrossEncoder:
         return [float(each.scores[self._label]) for each in predictions]
 
 
+class Reranker(Protocol):
+    """Scores how well texts answer a query."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]: ...
+
+
+def load_reranker(name: str, engine: Engine, *, offline: bool = False) -> Reranker:
+    """A cross-encoder, or a model with a vector for each token (ColBERT).
+
+    Raises:
+        DataError: no such model, or another kind.
+    """
+    directory = find_model(name, offline=offline)
+    if is_token_encoder(directory):
+        return TokenEmbedder.load(directory, engine, name=name, offline=offline)
+    return CrossEncoder(name, engine, offline=offline)
+
+
 def search(
     index: TextIndex,
     embedder: Embedder,
     queries: Sequence[str],
     settings: QuerySettings,
     *,
-    cross_encoder: CrossEncoder | None = None,
+    reranker: Reranker | None = None,
 ) -> list[dict[str, Any]]:
     """The hits of each query: `{"query", "hits": [{"id", "text", "score"}]}`, best first.
 
-    The score is the cosine, the sum of reciprocal ranks of a hybrid search, or the cross-encoder's.
+    The score is the cosine (of sparse vectors the dot product), the sum of reciprocal ranks of a hybrid search, or the
+    reranker's.
 
     Raises:
         DataError: the model differs from the index's.
@@ -78,7 +103,7 @@ def search(
     if not queries:
         return []
     set_probes(index.faiss, settings.probes)
-    wanted = max(settings.top, settings.rerank_depth) if cross_encoder is not None else settings.top
+    wanted = max(settings.top, settings.rerank_depth) if reranker is not None else settings.top
     depth = max(wanted, _FUSED_DEPTH) if settings.hybrid else wanted
     score_QK, number_QK = nearest(index.faiss, index.query_vectors(embedder, queries), depth)
     found = []
@@ -92,8 +117,8 @@ def search(
         hits = [
             {"id": name, "text": text, "score": score} for (name, text), (_, score) in zip(texts, ranking, strict=True)
         ]
-        if cross_encoder is not None:
-            again = cross_encoder.scores(query, [hit["text"] for hit in hits])
+        if reranker is not None:
+            again = reranker.scores(query, [hit["text"] for hit in hits])
             hits = [{**hit, "score": score} for hit, score in zip(hits, again, strict=True)]
             hits.sort(key=lambda hit: -hit["score"])
         found.append({"query": query, "hits": hits[: settings.top]})

@@ -5,7 +5,7 @@ Not from a paper. A separate file without torch and FAISS, because command-line 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,14 @@ class IndexSettings(Settings):
     max_length: int | None = Field(
         None, ge=8, description="Maximum sequence length in tokens, including special tokens (default: the model's)."
     )
+    query_prompt: str | None = Field(
+        None, description="Text to put before each query, such as 'query: ' (default: the model's prompt for queries)."
+    )
+    document_prompt: str | None = Field(
+        None, description="Text to put before each text of the corpus (default: the model's prompt for documents)."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"query_prompt", "document_prompt"})
 
 
 class QuerySettings(Settings):
@@ -48,7 +56,7 @@ class QuerySettings(Settings):
         description="Cells (ivf) or candidates (hnsw) that each query visits; more find more and take longer"
         " (default: 64).",
     )
-    rerank_depth: int = Field(100, ge=1, description="Number of hits that the cross-encoder of --rerank rescores.")
+    rerank_depth: int = Field(100, ge=1, description="Number of hits that the model of --rerank rescores.")
 
 
 class PairSettings(Settings):

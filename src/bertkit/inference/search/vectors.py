@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 
 from bertkit.arrays import Float32Array, Int64Array
 from bertkit.errors import DataError, UsageError
+from bertkit.files import replacing
 from bertkit.inference.search.settings import EXACT_UP_TO, IndexKind
 from bertkit.progress import Progress, silent_progress
 
@@ -97,7 +99,8 @@ def build(vectors_NE: Float32Array, kind: IndexKind, *, progress: Progress = sil
 
 def write(index: Any, path: Path) -> None:
     """Write an index."""
-    faiss().write_index(index, str(path))
+    with replacing(path) as file:
+        faiss().write_index(index, faiss().PyCallbackIOWriter(file.write))
 
 
 def read(path: Path, *, count: int, width: int) -> Any:
@@ -128,10 +131,12 @@ def set_probes(index: Any, probes: int | None) -> None:
         index.hnsw.efSearch = probes or DEFAULT_PROBES
 
 
-def nearest(index: Any, query_QE: Float32Array, count: int) -> tuple[Float32Array, Int64Array]:
-    """Cosines and numbers of the nearest vectors, (Q, K), nearest first; -1 if the index found fewer."""
+def nearest(index: Any, query_QE: Any, count: int) -> tuple[Float32Array, Int64Array]:
+    """Cosines (for a `SparseIndex` dot products) and numbers of the nearest vectors, (Q, K), nearest first; -1 if the
+    index found fewer."""
     count = min(count, int(index.ntotal))
     if hasattr(index, "hnsw"):
         index.hnsw.efSearch = max(index.hnsw.efSearch, count)
-    score_QK, number_QK = index.search(np.ascontiguousarray(query_QE, dtype=np.float32), count)
+    query_QE = query_QE if issparse(query_QE) else np.ascontiguousarray(query_QE, dtype=np.float32)
+    score_QK, number_QK = index.search(query_QE, count)
     return score_QK, number_QK

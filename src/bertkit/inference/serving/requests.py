@@ -31,6 +31,12 @@ class EmbeddingRequest(_Body):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description="float: a list of numbers per vector; base64: its little-endian float32 bytes."
     )
+    prompt_name: str | None = Field(
+        None,
+        max_length=512,
+        description="Name of one of the model's prompts, such as query, which is put before each text (default: the"
+        " model's default prompt, if it has one).",
+    )
     dimensions: int | None = Field(
         None,
         ge=1,

@@ -20,8 +20,9 @@ from bertkit.inference.model import Model
 from bertkit.inference.predict import head_kind
 from bertkit.models.files.hub import read_config
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
-from bertkit.models.sentence import is_embedder, read_modules
+from bertkit.models.sentence import is_embedder, is_sparse_embedder, is_token_encoder, read_modules
 from bertkit.tasks.choice import completed
+from bertkit.tasks.embedding.token_reader import TokenSequence
 from bertkit.tasks.examples import ChoiceExample, QuestionExample, SentenceExample, TaggedExample, TextExample
 
 Ability = Literal["embed", "predict", "rerank", "fill"]
@@ -68,46 +69,89 @@ class ServedModel:
 
         A directory of sentence-transformers gives vectors; a model with a task head gives predictions; one with a
         masked-LM head fills masks and gives vectors; any other model gives vectors. Models with vectors rerank by
-        cosine; models that predict a number for a pair rerank by that number.
+        cosine; models with a vector for each token (ColBERT) only rerank; models that predict a number, and were not
+        trained on single texts, rerank by the number of a pair.
 
         Raises:
             DataError: the model cannot be read.
+            UsageError: it computes sparse vectors.
         """
+        if is_sparse_embedder(model.directory):
+            raise UsageError(
+                f"{name}: computes sparse vectors (SPLADE), which are not served; `bertkit embed` and `bertkit search`"
+                " compute them"
+            )
+        if is_token_encoder(model.directory):
+            model.late_scores("a", ["a"])  # as below
+            return cls(name, model, frozenset({"rerank"}))
         abilities = _abilities(model)
-        if "predict" in abilities and model.kind == "regression":
+        if "predict" in abilities and model.kind == "regression" and not model.reads_single_texts:
             abilities |= {"rerank"}
         if "embed" in abilities:
             model.encode(["a"])  # a damaged model fails at the start, not during a request
         return cls(name, model, abilities)
 
-    def embed_work(self, texts: Sequence[str | Sequence[int]], place: Callable[[int], str] = "text {}".format) -> Work:
+    def embed_work(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        place: Callable[[int], str] = "text {}".format,
+        prompt: str | None = None,
+    ) -> Work:
         """The sequences of texts or token ids.
 
         Args:
             texts: the texts.
             place: the name of a text in errors, by its number.
+            prompt: prefix of each text; None: the model's default prompt.
 
         Raises:
             DataError: an id is not in the vocabulary, or a text has no tokens and the model adds no special ones.
         """
-        sequences = self.model.sequences(texts)
+        sequences = self.model.sequences(texts, prompt)
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
         if empty is not None:
             raise DataError(f"{place(empty)} has no tokens; leave it out")
         return Work(list(sequences), [len(each.ids) for each in sequences])
 
+    def ranking_work(self, texts: Sequence[str], place: Callable[[int], str]) -> Work:
+        """The sequences of a query and the documents after it, with the model's prompts for either.
+
+        Raises:
+            DataError: see `embed_work`.
+        """
+        prompts = self.model.prompts
+        query = self.embed_work(texts[:1], place, prompts.query_prompt)
+        documents = self.embed_work(texts[1:], lambda number: place(number + 1), prompts.document_prompt)
+        return Work([*query.items, *documents.items], [*query.tokens, *documents.tokens])
+
+    @property
+    def compares_tokens(self) -> bool:
+        """Whether the model has a vector for each token (ColBERT)."""
+        return self.abilities == {"rerank"}
+
+    def token_work(self, texts: Sequence[str]) -> Work:
+        """The sequences of a query and the documents after it, for a model with a vector for each token."""
+        reader = self.model.by_token.reader
+        items = [*reader.queries(texts[:1]), *reader.documents(texts[1:])]
+        return Work(items, [len(each.ids) for each in items])
+
     def predict_work(self, inputs: Sequence[Any]) -> Work:
         """The examples of inputs, read as by `bertkit predict`.
 
         Raises:
-            DataError: an input has no value for a required field, or one text for a model of pairs.
+            DataError: an input has no value for a required field, or one text for a model of pairs, or a pair for one
+                of single texts.
         """
         examples = self.model.examples(inputs)
         for number, example in enumerate(examples):
-            if self.model.reads_pairs and isinstance(example, TextExample) and example.text_pair is None:
+            if not isinstance(example, TextExample):
+                continue
+            if self.model.reads_pairs and example.text_pair is None:
                 raise DataError(
                     f"input {number}: {self.name} was trained on pairs of texts; give an object with text and text_pair"
                 )
+            if self.model.reads_single_texts and example.text_pair is not None:
+                raise DataError(f"input {number}: {self.name} was trained on single texts; leave text_pair out")
         sequences = [_sequences_of(each) for each in examples]
         lengths = iter(self._lengths([texts for each in sequences for texts in each]))
         longest = self.model.longest_example or sys.maxsize
@@ -132,6 +176,9 @@ class ServedModel:
         Raises:
             DataError: the model cannot read an item.
         """
+        if kind.ability == "rerank":
+            tokens: Sequence[TokenSequence] = items
+            return list(self.model.by_token.vectors(tokens))
         if kind.ability == "embed":
             sequences: Sequence[TextSequence] = items
             return list(self.model.vectors(sequences))

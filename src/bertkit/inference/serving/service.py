@@ -24,6 +24,7 @@ from bertkit.inference.serving.metrics import ServerMetrics
 from bertkit.inference.serving.requests import EmbeddingRequest, FillRequest, PredictRequest, RerankRequest
 from bertkit.inference.serving.served import ROUTES, Ability, ServedModel, Work, WorkKind, cosine
 from bertkit.inference.serving.settings import ServeSettings
+from bertkit.models.late_interaction import score
 
 _WRITTEN_APART = 1 << 15
 """Answers with at least this many numbers are written as JSON by a thread, so that other requests need not wait."""
@@ -77,7 +78,8 @@ class Service:
         texts: list[Any] = [given] if is_one else list(given)
         if any(not text and not isinstance(text, str) for text in texts):
             raise RequestError(422, "input: a list of token ids is empty", code="invalid_value", param="input")
-        work, vectors = await self._done(model, "embed", "input", texts, model.embed_work)
+        make = partial(model.embed_work, prompt=_prompt(model, request.prompt_name))
+        work, vectors = await self._done(model, "embed", "input", texts, make)
         cut = sum(each.cut > 0 for each in work.items)
         vectors_NE = np.stack(vectors)
         if request.dimensions is not None:
@@ -99,9 +101,12 @@ class Service:
         """The indices of the documents with their scores, best first."""
         model = self._model(request.model, "rerank")
         documents = request.texts
-        if "embed" in model.abilities:
-            texts = [request.query, *documents]
-            make = partial(model.embed_work, place=_of_ranking)
+        texts = [request.query, *documents]
+        if model.compares_tokens:
+            work, vectors = await self._done(model, "rerank", "documents", texts, model.token_work, place=_of_ranking)
+            scores = [score(vectors[0], each) for each in vectors[1:]]
+        elif "embed" in model.abilities:
+            make = partial(model.ranking_work, place=_of_ranking)
             work, vectors = await self._done(model, "embed", "documents", texts, make, place=_of_ranking)
             scores = cosine(vectors[0], np.stack(vectors[1:]))
         else:
@@ -222,7 +227,7 @@ class Service:
                 code="too_many_tokens",
                 param=param,
             )
-        if ability == "embed" and self.settings.long == "error":
+        if ability in ("embed", "rerank") and self.settings.long == "error":
             for number, each in enumerate(work.items):
                 if each.cut:
                     whole = len(each.ids) + each.cut
@@ -269,6 +274,20 @@ def embeddings_body(document: dict[str, Any], vector_NE: Float32Array, *, as_bas
     )
     data = [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(written)]
     return json.dumps({"object": "list", "data": data, **document}, separators=(",", ":")).encode()
+
+
+def _prompt(model: ServedModel, name: str | None) -> str | None:
+    """A model's prompt by name.
+
+    Raises:
+        RequestError: the model has no such prompt.
+    """
+    if name is None:
+        return None
+    try:
+        return model.model.prompts.named(name)
+    except UsageError as error:
+        raise RequestError(422, f"prompt_name: {error}", code="invalid_value", param="prompt_name") from error
 
 
 def _of_ranking(number: int) -> str:

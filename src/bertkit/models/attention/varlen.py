@@ -82,6 +82,8 @@ def attend_packed(
         dropout_rate: dropout on the probabilities.
     """
     side = -1 if each_side is None else each_side
+    if sequences.hides_keys:
+        obstacle = obstacle or "some tokens are not attended to"
 
     def reach() -> AttentionRange:
         causal_B = None if sequences.causal_B is None else torch.from_numpy(sequences.causal_B.view(np.uint8))
@@ -162,7 +164,9 @@ def packed_kernel(
 def attend_joined(rows_T3NH: Tensor, sequences: PackedSequences, *, dropout_rate: float) -> Tensor | None:
     """`attend_packed` over whole sequences for queries, keys and values side by side in one tensor, with gradients side
     by side, too; None if the Triton kernels do not support them."""
-    if type(sequences) is not PackedSequences or _right_side(sequences, causal=False, each_side=None) != -1:
+    if type(sequences) is not PackedSequences or sequences.hides_keys:
+        return None
+    if _right_side(sequences, causal=False, each_side=None) != -1:
         return None
     scale = rows_T3NH.shape[-1] ** -0.5
     if not _triton_serves(rows_T3NH[:, 0], scale, dropout_rate):

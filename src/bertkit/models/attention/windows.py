@@ -196,16 +196,17 @@ def _real(block: AttentionBlock, device: torch.device) -> Tensor:
 
 
 def _whole_mask(block: AttentionBlock, marks: BlockGlobals | None, each_side: int, device: torch.device) -> Tensor:
-    """Which keys each query attends to, (b, 1, S, S); padding attends to itself, because a softmax needs a key."""
+    """Which keys each query attends to, (b, 1, S, S); a query without any, such as padding, attends to itself, because
+    a softmax needs a key."""
     position_S = torch.arange(block.length, device=device)
     seen_bSS = ((position_S[:, None] - position_S).abs() <= each_side)[None]
     if block.causal_b is not None:
         seen_bSS = seen_bSS & ((position_S <= position_S[:, None]) | ~block.causal_b[:, None, None])
     if marks is not None:
         seen_bSS = seen_bSS | marks.is_global_bS[:, None]
-    real_bS = _real(block, device)
+    seen_bSS = seen_bSS & _real(block, device)[:, None]
     itself_SS = torch.eye(block.length, dtype=torch.bool, device=device)
-    return ((seen_bSS & real_bS[:, None]) | (itself_SS & ~real_bS[:, None]))[:, None]
+    return (seen_bSS | (itself_SS & ~seen_bSS.any(dim=-1, keepdim=True)))[:, None]
 
 
 def _in_chunks(

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from bertkit.errors import DataError
-from bertkit.files import read_json
+from bertkit.files import read_json, write_text
 from bertkit.models.conversion.pruning import PRUNED_HEADS, pruned_to_hub, shrink_to_pruned_heads
 from bertkit.models.encoder import LARGEST_SIZE, EncoderConfig
 from bertkit.models.encoder_decoder import DECODER_START, FORCED_FIRST
@@ -98,7 +98,7 @@ def config_json(model: HeadedModel, tokenizer: Tokenizer | None) -> dict[str, An
 def write_config(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
     """Write config.json."""
     text = json.dumps(config_json(model, tokenizer), indent=2, sort_keys=True)
-    (directory / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+    write_text(directory / CONFIG_FILE, text + "\n")
 
 
 def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
@@ -345,6 +345,17 @@ def heads_in(config: EncoderConfig, contents: Mapping[str, Any], tensors: Mappin
     if not heads and config.pooler_hub_name is not None and _present([config.pooler_hub_name], tensors):
         return (POOLER,)
     return tuple(heads)
+
+
+def heads_of(directory: Path) -> tuple[str, ...]:
+    """The heads of a checkpoint, see `heads_in`.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    config, contents = read_config(directory)
+    tensors = config.from_older_files(read_weights(find_weights(directory), ignored=config.hub_ignored))
+    return heads_in(config, contents, _with_prefix(tensors, config))
 
 
 def _present(modules: Collection[str], tensors: Mapping[str, Tensor]) -> set[str]:

@@ -8,6 +8,7 @@ model.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import struct
@@ -141,12 +142,17 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors by name; they must not share memory.
 
     Raises:
-        DataError: the file cannot be written.
+        OSError: the disk is full or failing.
+        DataError: the file cannot be written for another reason.
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:  # the library wraps disk errors
-        raise DataError(f"{path}: cannot be written: {error}; free some space, or choose another disk") from error
+    except SafetensorError as error:
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise DataError(f"{path}: cannot be written: {error}") from error
+        full = OSError(int(number[1]), os.strerror(int(number[1])), str(path))  # which the library wraps
+        full.add_note(f"it needs {sum(each.nbytes for each in tensors.values()):,} bytes or more")
+        raise full from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:

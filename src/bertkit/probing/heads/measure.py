@@ -30,7 +30,7 @@ from bertkit.metrics import LOWER_IS_BETTER
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.scoring.rules import MaskedRule, ScoringRule
-from bertkit.models.sentence import SentenceModel, pool
+from bertkit.models.sentence import SentenceModel
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.tasks.base import Task
 from bertkit.tasks.encoding import SequenceEncoder
@@ -177,8 +177,7 @@ class HalfRetrieval(Measure):
 
     def _vectors(self, hidden_TD: Tensor, batch: ExampleBatch) -> Tensor:
         """Sentence vectors of unit length, (I, E)."""
-        parts = [pool(mode, hidden_TD, batch.packed) for mode in self._sentence_model.pooling]
-        return functional.normalize(self._sentence_model.after_pooling(torch.cat(parts, dim=-1)), dim=-1)
+        return functional.normalize(self._sentence_model.vectors(hidden_TD, batch.packed), dim=-1)
 
     def _batch(self, sentences: Sequence[EncodedSentence], place_of: Mapping[int, int]) -> ExampleBatch:
         places = torch.tensor([place_of[sentence.number] for sentence in sentences], device=self.device)

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse, vstack
 
 from bertkit.arrays import Float64Array
+from bertkit.models.late_interaction import all_scores
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import SentenceExample
 
@@ -54,20 +56,20 @@ def reference(example: SentenceExample) -> Any:
     return None if len(example.texts) == 1 or isinstance(example.label, str) else POSITIVE
 
 
-def predicted(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any]]) -> list[Prediction]:
+def predicted(examples: Sequence[SentenceExample], outputs: Sequence[Any]) -> list[Prediction]:
     """The cosine of each pair; for triplets and pairs without a label, which text is nearest to the anchor.
 
     Args:
         examples: of one split.
-        outputs: the vectors of each example's texts, (A, E).
+        outputs: the vectors of each example's texts, (A, E); sparse matrices are compared by the dot product in place
+            of the cosine, lists of a matrix of token vectors per text by MaxSim.
     """
     kind = compared(examples)
     if kind is PairEvaluation.PAIRS:
         return _nearest_of_all(examples, outputs)
     found = []
     for example, vectors_AE in zip(examples, outputs, strict=True):
-        normal_AE = _normal(vectors_AE)
-        cosines = (normal_AE[1:] @ normal_AE[0]).tolist()
+        cosines = _similarities(vectors_AE)
         if kind is PairEvaluation.TRIPLETS:
             best = int(np.argmax(cosines))
             # If a negative is equally near, the positive does not win.
@@ -78,17 +80,35 @@ def predicted(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any
     return found
 
 
-def _nearest_of_all(examples: Sequence[SentenceExample], outputs: Sequence[NDArray[Any]]) -> list[Prediction]:
-    anchor_IE, positive_IE = (_normal(np.stack([vectors[place] for vectors in outputs])) for place in (0, 1))
+def _similarities(vectors_AE: Any) -> list[float]:
+    """The similarities of an example's first text to the others."""
+    if isinstance(vectors_AE, list):
+        found: list[float] = all_scores(vectors_AE[:1], vectors_AE[1:])[0].tolist()
+        return found
+    normal_AE = vectors_AE.toarray().astype(np.float64) if issparse(vectors_AE) else _normal(vectors_AE)
+    return (normal_AE[1:] @ normal_AE[0]).tolist()  # type: ignore[no-any-return]  # of an untyped product
+
+
+def _nearest_of_all(examples: Sequence[SentenceExample], outputs: Sequence[Any]) -> list[Prediction]:
+    by_token = isinstance(outputs[0], list)
+    stacked: Any = list if by_token else _stacked
+    anchor_IE, positive_IE = (stacked([vectors[place] for vectors in outputs]) for place in (0, 1))
     found: list[Prediction] = []
     for first in range(0, len(examples), _ROWS):
-        cosine_MI = anchor_IE[first : first + _ROWS] @ positive_IE.T
+        anchors = anchor_IE[first : first + _ROWS]
+        cosine_MI = all_scores(anchors, positive_IE) if by_token else anchors @ positive_IE.T
+        cosine_MI = cosine_MI.toarray() if issparse(cosine_MI) else cosine_MI
         for number, cosine_I in enumerate(cosine_MI, start=first):
             best = int(cosine_I.argmax())
             right = examples[best].texts[1] == examples[number].texts[1]
             predicted = POSITIVE if right else examples[best].id
             found.append(Prediction(examples[number].id, predicted, [float(cosine_I[number]), float(cosine_I[best])]))
     return found
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    """One vector per example, (I, E), of length one if they are not sparse."""
+    return vstack(rows).astype(np.float64).tocsr() if issparse(rows[0]) else _normal(np.stack(rows))
 
 
 def _normal(vectors: NDArray[Any]) -> Float64Array:

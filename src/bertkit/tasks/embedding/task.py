@@ -26,11 +26,11 @@ from torch.nn import functional
 from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.models.encoder import EncoderConfig
+from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.sentence import PoolingMode, TextReading, pool
+from bertkit.models.sentence import AnyPooling, TextReading, pooled
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
@@ -69,7 +69,9 @@ class Embedding(Task):
         matryoshka: the widths at which the loss is computed; None: only the full width.
         largest_score: scores are divided by this.
         has_teacher: whether the loss uses a teacher in place of labels.
-        reading: what the initial model does with a text before it is tokenised; None: nothing.
+        reading: what is done with a text before it is tokenised; None: nothing.
+        has_roles: whether an example's first text has the prompt of queries and the others have that of documents, and
+            not all the default one.
     """
 
     head: ClassVar[str] = "sentence_vector"
@@ -80,13 +82,14 @@ class Embedding(Task):
         loss: EmbeddingLoss,
         metrics: Sequence[str],
         *,
-        pooling: Sequence[PoolingMode] = ("mean",),
+        pooling: Sequence[AnyPooling] = ("mean",),
         normalise: bool = False,
         classes: Sequence[str] = (),
         matryoshka: Matryoshka | None = None,
         largest_score: float = 1.0,
         has_teacher: bool = False,
         reading: TextReading | None = None,
+        has_roles: bool = False,
     ) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.objective = loss
@@ -97,10 +100,15 @@ class Embedding(Task):
         self.largest_score = largest_score
         self.has_teacher = has_teacher
         self.reading = reading or TextReading()
+        self.has_roles = has_roles
 
     def width(self, config: EncoderConfig) -> int:
         """E for an encoder of this configuration."""
         return int(getattr(config, "hidden_size", 0)) * len(self.pooling)
+
+    def vector_width(self, encoder: Encoder) -> int:
+        """E for this encoder."""
+        return encoder.width * len(self.pooling)
 
     @property
     def reads_whole_batch(self) -> bool:
@@ -112,9 +120,10 @@ class Embedding(Task):
         Examples of an evaluated split may have other labels than those of the loss; these are left out here.
         """
         repeats = self.objective.repeats_text and all(len(each.texts) == 1 for each in examples)
-        texts = [self.reading(text) for each in examples for text in each.texts]
+        query, document = self._prompts
+        texts = [self.reading(text, document if n else query) for each in examples for n, text in enumerate(each.texts)]
         ids, room = iter(encoder.ids(texts)), encoder.room(1)
-        writer, numbers = FeatureWriter(), dict[str, int]()
+        writer = FeatureWriter()
         cut = dropped = 0
         for number, example in enumerate(examples):
             lost = 0
@@ -124,16 +133,26 @@ class Embedding(Task):
             writer.close(number)
             cut += lost > 0
             dropped += lost
-        labels: dict[str, NDArray[Any]] = {}
-        if self.objective.compares_examples and len({len(each.texts) for each in examples}) == 1:
-            rows = [[numbers.setdefault(text, len(numbers)) for text in each.texts] for each in examples]
-            labels[TEXT_NUMBER] = np.asarray(rows, dtype=np.int64).repeat(1 + repeats, axis=1)
-        target = self._targets(examples)
-        if target is not None:
-            labels[LABEL] = target
+        labels = self.example_labels(examples, reads=1 + repeats)
         words = {WORD: words_of_tokens(texts, encoder)} if self.objective.rebuilds_text else None
         labelled = self.metrics == METRICS_OF.get(compared(examples))
         return writer.finish(EncodedTokenCounts(len(examples), 0, 0, cut, dropped), labels, words, labelled=labelled)
+
+    def example_labels(self, examples: Sequence[SentenceExample], *, reads: int = 1) -> dict[str, NDArray[Any]]:
+        """What the loss reads of each example besides its vectors; `reads`: how often each text is read."""
+        numbers, labels = dict[str, int](), dict[str, NDArray[Any]]()
+        if self.objective.compares_examples and len({len(each.texts) for each in examples}) == 1:
+            rows = [[numbers.setdefault(text, len(numbers)) for text in each.texts] for each in examples]
+            labels[TEXT_NUMBER] = np.asarray(rows, dtype=np.int64).repeat(reads, axis=1)
+        target = self._targets(examples)
+        if target is not None:
+            labels[LABEL] = target
+        return labels
+
+    @property
+    def _prompts(self) -> tuple[str | None, str | None]:
+        """The prompts of an example's first text and of its others; None: the default one."""
+        return (self.reading.query_prompt, self.reading.document_prompt) if self.has_roles else (None, None)
 
     def check_training(self, examples: Sequence[SentenceExample]) -> None:
         """Check that the loss can be computed for these examples.
@@ -152,6 +171,11 @@ class Embedding(Task):
             raise UsageError(
                 f"embedding.loss: {name} needs {wanted} texts per example, but there are {count}; name their columns"
                 " with --text, --text-pair and --negatives, or choose another loss"
+            )
+        if self.has_roles and count == 1:
+            raise UsageError(
+                "embedding.query_prompt and embedding.document_prompt: are for examples of a query and documents, but"
+                " each example has one text; leave them out"
             )
         reads = self.objective.wanted
         if reads == "vectors" and not self.has_teacher:
@@ -204,7 +228,7 @@ class Embedding(Task):
         Raises:
             UsageError: Matryoshka's widths do not fit.
         """
-        width = model.encoder.width * len(self.pooling)
+        width = self.vector_width(model.encoder)
         if self.matryoshka is not None:
             self.matryoshka.check(self.objective, width)
         with torch.random.fork_rng(devices=[]):
@@ -226,7 +250,7 @@ class Embedding(Task):
 
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """The vectors of each example's texts, (I, A, E), in float32."""
-        pooled_BE = torch.cat([pool(mode, hidden_TD.float(), batch.packed) for mode in self.pooling], dim=-1)
+        pooled_BE = pooled(model, self.pooling, hidden_TD.float(), batch.packed)
         if self.normalise:
             pooled_BE = functional.normalize(pooled_BE, dim=-1)
         return pooled_BE.view(batch.num_examples, -1, pooled_BE.shape[-1])
@@ -259,11 +283,11 @@ class Embedding(Task):
         guesses, gold = self.metric_inputs(predictions, examples)
         return [f"{each:.6f}" if isinstance(each, float) else each for each in guesses], [str(each) for each in gold]
 
-    def write_files(self, directory: Path, *, width: int, max_tokens: int) -> None:
-        """Add the files of a sentence embedder to the directory of the encoder."""
+    def write_files(self, directory: Path, model: HeadedModel, *, max_tokens: int) -> None:
+        """Add the files of a sentence embedder to the directory of the model's encoder."""
         write_sentence_files(
             directory,
-            width=width,
+            width=self.vector_width(model.encoder) // len(self.pooling),
             pooling=self.pooling,
             normalise=self.normalise,
             max_tokens=max_tokens,

@@ -10,6 +10,7 @@ from bertkit.tasks.embedding.losses.angle import AngleLoss
 from bertkit.tasks.embedding.losses.contrastive import ContrastiveLoss, OnlineContrastiveLoss
 from bertkit.tasks.embedding.losses.cosent import CosentLoss
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
+from bertkit.tasks.embedding.losses.kl_divergence import KlDivergenceLoss
 from bertkit.tasks.embedding.losses.margin import MarginLoss
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
 from bertkit.tasks.embedding.losses.simcse import SimcseLoss
@@ -28,6 +29,7 @@ AnyLoss = Annotated[
     | ContrastiveLoss
     | OnlineContrastiveLoss
     | MarginLoss
+    | KlDivergenceLoss
     | SimcseLoss
     | TsdaeLoss
     | TeacherVectorLoss,

@@ -27,6 +27,9 @@ from bertkit.settings import Settings
 TargetKind = Literal["score", "class", "margins", "vectors"]
 """What a loss reads in addition to vectors: a number for each pair, a class for each pair, the positive's margin over
 each negative, or a teacher's vector of the first text."""
+ScoredTexts = Literal["all", "own"]
+"""Which texts the scores of late interaction compare an anchor with: the other texts of all examples of the batch, or
+those of its own example."""
 Distance = Literal["cosine", "euclidean", "manhattan"]
 
 
@@ -80,6 +83,8 @@ class EmbeddingLoss(Settings):
         """The divisor of the sum: the number of examples, or 1 for a loss of the batch as a whole."""
         return examples
 
+    reads_scores: ClassVar[ScoredTexts | None] = None
+    """Which scores the loss can be computed from, without vectors; None: it reads vectors."""
     rebuilds_text: ClassVar[bool] = False
     """Whether words of the text are deleted before embedding, and the text is reconstructed from the vector."""
 
@@ -112,6 +117,16 @@ class EmbeddingLoss(Settings):
             batch: vectors in float32.
             module: from `module`.
         """
+
+    def of_scores(self, scores: Tensor, target: Tensor | None, text_IA: Tensor | None) -> LossSum:
+        """The loss of scores of anchors with other texts; only if `reads_scores` is not None.
+
+        Args:
+            scores: with all candidates of the batch, first those of all examples' second texts (I, C), or with the
+                example's own other texts (I, A - 1).
+            target, text_IA: as in `TextVectors`.
+        """
+        raise NotImplementedError
 
 
 def mean_of(loss_I: Tensor) -> LossSum:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, mean_of
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, ScoredTexts, TargetKind, TextVectors, mean_of
 
 
 class MarginLoss(EmbeddingLoss):
@@ -23,9 +23,13 @@ class MarginLoss(EmbeddingLoss):
 
     texts: ClassVar[tuple[int, int | None]] = (3, None)
     wanted: ClassVar[TargetKind | None] = "margins"
+    reads_scores: ClassVar[ScoredTexts | None] = "own"
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         anchor_I1E, others_INE = batch.vectors_IAE[:, :1], batch.vectors_IAE[:, 1:]
-        scores_IN = (anchor_I1E * others_INE).sum(dim=-1)
-        margins_IN = scores_IN[:, :1] - scores_IN[:, 1:]
-        return mean_of(((margins_IN - batch.wanted) ** 2).mean(dim=-1))
+        return self.of_scores((anchor_I1E * others_INE).sum(dim=-1), batch.target, batch.text_IA)
+
+    def of_scores(self, scores: Tensor, target: Tensor | None, text_IA: Tensor | None) -> LossSum:
+        assert target is not None
+        margins_IN = scores[:, :1] - scores[:, 1:]
+        return mean_of(((margins_IN - target) ** 2).mean(dim=-1))

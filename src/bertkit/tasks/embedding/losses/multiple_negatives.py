@@ -12,22 +12,31 @@ Shapes: I examples, A texts of each, E width, C = I (A - 1) candidates.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TextVectors, unit
+from bertkit.tasks.embedding.losses.base import EmbeddingLoss, ScoredTexts, TextVectors, unit
 
 
 class MultipleNegativesLoss(EmbeddingLoss):
     """Cross-entropy of each anchor's positive among all positives and negatives of the batch."""
 
     name: Literal["multiple_negatives"] = "multiple_negatives"
-    scale: float = Field(20.0, gt=0, description="Scale of the cosines: the inverse of a temperature.")
+    scale: float = Field(
+        20.0,
+        gt=0,
+        description="Scale of the similarities: the inverse of a temperature (default for dot and maxsim: 1).",
+    )
+    similarity: Literal["cosine", "dot", "maxsim"] = Field(
+        "cosine",
+        description="Similarity of two texts; dot for sparse vectors, whose lengths matter; maxsim for late"
+        " interaction.",
+    )
     symmetric: bool = Field(
         False, description="Also find each positive's anchor among all anchors; the loss is the mean of both."
     )
@@ -39,24 +48,43 @@ class MultipleNegativesLoss(EmbeddingLoss):
 
     texts: ClassVar[tuple[int, int | None]] = (2, None)
     compares_examples: ClassVar[bool] = True
+    reads_scores: ClassVar[ScoredTexts | None] = "all"
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"similarity"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scale_of_dot_products(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("similarity") in ("dot", "maxsim"):
+            return {"scale": 1.0} | given
+        return given
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         return self.among(batch.vectors_IAE, batch.text_IA)
 
     def among(self, vectors_IAE: Tensor, text_IA: Tensor | None) -> LossSum:
         """The loss of these vectors; text numbers identify duplicates."""
-        anchor_IE = unit(vectors_IAE[:, 0])
-        candidate_CE = unit(vectors_IAE[:, 1:].transpose(0, 1).flatten(0, 1))
+        anchor_IE, candidate_CE = vectors_IAE[:, 0], vectors_IAE[:, 1:].transpose(0, 1).flatten(0, 1)
+        if self.similarity == "cosine":
+            anchor_IE, candidate_CE = unit(anchor_IE), unit(candidate_CE)
         logits_IC = self.scale * (anchor_IE @ candidate_CE.T)
-        own_I = torch.arange(anchor_IE.shape[0], device=anchor_IE.device)
+        back_II = self.scale * (candidate_CE[: anchor_IE.shape[0]] @ anchor_IE.T) if self.symmetric else None
+        return self._of_logits(logits_IC, back_II, text_IA)
+
+    def of_scores(self, scores: Tensor, target: Tensor | None, text_IA: Tensor | None) -> LossSum:
+        logits_IC = self.scale * scores
+        return self._of_logits(logits_IC, logits_IC[:, : scores.shape[0]].T if self.symmetric else None, text_IA)
+
+    def _of_logits(self, logits_IC: Tensor, back_II: Tensor | None, text_IA: Tensor | None) -> LossSum:
+        """The loss of the anchors' logits, and of those of the positives among all anchors if it is symmetric."""
+        own_I = torch.arange(logits_IC.shape[0], device=logits_IC.device)
         masked = text_IA if self.mask_duplicates else None
         if masked is not None:
             candidate_C = masked[:, 1:].T.flatten()
             logits_IC = logits_IC.masked_fill(_duplicates(masked, candidate_C), -torch.inf)
         forward = LossSum.cross_entropy(logits_IC, own_I)
-        if not self.symmetric:
+        if back_II is None:
             return forward
-        back_II = self.scale * (candidate_CE[: own_I.numel()] @ anchor_IE.T)
         if masked is not None:
             back_II = back_II.masked_fill(_duplicates(masked.flip(1)[:, -2:], masked[:, 0]), -torch.inf)
         back = functional.cross_entropy(back_II.float(), own_I, reduction="sum")
