@@ -36,7 +36,7 @@ def test_every_command_runs(bertkit: Callable[..., Any], tmp_path: Path, monkeyp
     new_words = "\n\nThe zebrafish and the nebula saw a quasar." * 8
     (tmp_path / "new.txt").write_text(text.read_text() + new_words)
     for name in ("train.csv", "dev.csv"):
-        rows = [f"the {noun} reads a list,{stars}" for noun, stars in (("cat", 5), ("word", 1)) for _ in range(6)]
+        rows = [f"the {noun} reads list {n},{stars}" for noun, stars in (("cat", 5), ("word", 1)) for n in range(6)]
         (tmp_path / name).write_text("\n".join(["review,stars", *rows]) + "\n")
     small = [f"{key}={value}" for key, value in SHRUNK.items()]
     run = None

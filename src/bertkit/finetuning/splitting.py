@@ -33,6 +33,8 @@ ATTEMPTS, FEW_GROUPS = 50, 200
 """The number of random orders of the groups that are tried, and the maximum number of groups for doing so."""
 SCORE_BINS = 10
 """Regression scores are stratified by this many quantiles."""
+_TEXTS = "different texts"
+"""What units of examples with equal texts are called in messages."""
 
 
 def held_out(split: Split, share: float, seed: int, *, together: bool = True) -> Int64Array:
@@ -68,6 +70,8 @@ def held_out(split: Split, share: float, seed: int, *, together: bool = True) ->
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
         other = ", or group by another column" if split.groups else ""
+        if _kind_of_units(split) == _TEXTS:
+            other = ", or set task.split.duplicates=apart to split equal texts"
         raise UsageError(
             f"{option}: the {len(units)} {_kind_of_units(split)} of {split.source} cannot be split this way;"
             f" {remedy}{other}"
@@ -157,7 +161,7 @@ def _texts(example: TextExample | SentenceExample) -> tuple[str | None, ...]:
 def _kind_of_units(split: Split) -> str:
     """What units of several examples are called in messages."""
     is_grouped = bool(split.groups) or not isinstance(split.examples[0], TextExample | SentenceExample)
-    return "groups" if is_grouped else "different texts"
+    return "groups" if is_grouped else _TEXTS
 
 
 def _counts(examples: Sequence[Example], units: Sequence[Int64Array]) -> Int64Array:
