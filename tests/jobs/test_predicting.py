@@ -44,7 +44,7 @@ def test_the_lines_are_those_of_one_process(
     kind: str, tmp_path: Path, bertkit: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("bertkit.cli.predict._windows", lambda path: {"first": 3, "largest": 4})
+    monkeypatch.setattr("bertkit.cli.predict.PredictionJob.windows", {"first": 3, "largest": 4})
     run, inputs = finetuned(tmp_path, kind)
     alone = bertkit("predict", "--model", run, inputs)
     together = bertkit("predict", "--model", run, inputs, "--jobs", "2")

@@ -76,7 +76,7 @@ def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than everything else; one test draws them."""
     if request.node.name != "test_every_kind_draws_its_figures":
-        monkeypatch.setattr("bertkit.evaluation.plots.save", lambda figure, stem: [])
+        monkeypatch.setattr("bertkit.run.figure_files.save", lambda figure, stem: [])
 
 
 # ---- layers

@@ -42,7 +42,7 @@ SENTENCES = [sentence.split() for sentence in english(41, seed=5)]
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn but not written, which takes most of a small run's time."""
-    monkeypatch.setattr("bertkit.evaluation.plots.save", lambda figure, stem: [])
+    monkeypatch.setattr("bertkit.run.figure_files.save", lambda figure, stem: [])
 
 
 def results(probed: Any) -> dict[str, Any]:

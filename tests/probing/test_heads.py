@@ -44,7 +44,7 @@ from tests.tasks.tiny_task import write_model
 
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertkit.evaluation.plots.save", lambda figure, stem: [])
+    monkeypatch.setattr("bertkit.run.figure_files.save", lambda figure, stem: [])
 
 
 def run_heads(request: ProbeArguments, *, data_dir: Path | None = None, **settings: Any) -> ProbeResult:

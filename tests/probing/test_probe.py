@@ -45,7 +45,7 @@ def draws() -> None:
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "draws" not in request.fixturenames:
-        monkeypatch.setattr("bertkit.evaluation.plots.save", lambda figure, stem: [])
+        monkeypatch.setattr("bertkit.run.figure_files.save", lambda figure, stem: [])
 
 
 # ---- what every kind shares
