@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,8 @@ def embedding_task(
             "embedding.loss.similarity: maxsim compares token vectors; set embedding.late_interaction={}, or another"
             " similarity"
         )
-    has_roles = settings.query_prompt is not None or settings.document_prompt is not None
-    if has_roles:
-        reading = reading.with_roles(settings.query_prompt, settings.document_prompt)
+    if settings.query_prompt is not None or settings.document_prompt is not None:
+        reading = replace(reading.with_roles(settings.query_prompt, settings.document_prompt), has_roles=True)
     elif late is None and reading.query_prompt != reading.document_prompt:
         log.info(
             "%s: the model has prompts for queries and documents, which training does not use; embedding.query_prompt"
@@ -93,7 +93,6 @@ def embedding_task(
         largest_score=settings.largest_score or spec.largest_score or 1.0,
         has_teacher=settings.teacher is not None,
         reading=reading,
-        has_roles=has_roles,
     )
     task.check_training(examples)
     return task

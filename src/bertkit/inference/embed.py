@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bertkit.errors import DataError, StoppedError
 from bertkit.inference.embed_settings import EmbedSettings
-from bertkit.inference.embedder import Embedder, TooLongError
+from bertkit.inference.embedder import Embedder, TextSequence, TooLongError
 from bertkit.inference.predict_input import InputColumns, id_of, string_of
 from bertkit.inference.vector_files import VectorFile
 from bertkit.inference.vector_types import STORED, check_width, finished, stored, stored_width
@@ -103,6 +103,18 @@ KnownVectors = Callable[[str], NDArray[Any] | None]
 """A text to its vector as it is stored, (F,), if that is known."""
 
 
+def parts_of(embedder: Embedder, block: list[InputText], settings: EmbedSettings) -> list[list[TextSequence]]:
+    """The sequences of each text, see `Embedder.parts`.
+
+    Raises:
+        DataError: a text is too long and `long` is `error`; the message begins with its place.
+    """
+    try:
+        return embedder.parts([each.text for each in block], settings.long, settings.prompt)
+    except TooLongError as fault:
+        raise DataError(f"{block[fault.number].place}: {fault.reason}") from fault
+
+
 def embed_block(
     embedder: Embedder, block: list[InputText], settings: EmbedSettings, known: KnownVectors | None = None
 ) -> EmbeddedBlock:
@@ -111,10 +123,7 @@ def embed_block(
     Raises:
         DataError: a text is too long and `long` is `error`, or a vector is not finite.
     """
-    try:
-        parts = embedder.parts([each.text for each in block], settings.long, settings.prompt)
-    except TooLongError as fault:
-        raise DataError(f"{block[fault.number].place}: {fault.reason}") from fault
+    parts = parts_of(embedder, block, settings)
     found = [None if known is None else known(each.text) for each in block]
     new = [number for number, row in enumerate(found) if row is None]
     computed = embedder.joined([parts[number] for number in new]) if new else np.empty((0, embedder.width), np.float32)

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 from scipy.sparse import csr_matrix, save_npz, vstack
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import UsageError
 from bertkit.files import replacing
-from bertkit.inference.embed import InputText
+from bertkit.inference.embed import InputText, parts_of
 from bertkit.inference.embed_settings import EmbedSettings
-from bertkit.inference.embedder import Embedder, TooLongError
+from bertkit.inference.embedder import Embedder
 from bertkit.progress import Progress, silent_progress
 
 SparseForm = Literal["jsonl", "npz"]
@@ -86,11 +86,7 @@ def sparse_block(embedder: Embedder, block: list[InputText], settings: EmbedSett
     Raises:
         DataError: a text is too long and `long` is `error`, or a vector is not finite.
     """
-    try:
-        parts = embedder.parts([each.text for each in block], settings.long, settings.prompt)
-    except TooLongError as fault:
-        raise DataError(f"{block[fault.number].place}: {fault.reason}") from fault
-    sequences = [first for (first,) in parts]
+    sequences = [first for (first,) in parts_of(embedder, block, settings)]
     return SparseBlock(
         block,
         embedder.sparse_vectors(sequences),

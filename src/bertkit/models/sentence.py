@@ -225,11 +225,14 @@ class TextReading:
         prompts: by name; empty ones are left out.
         default: name of the prompt that is before every text unless another one is given; None: no prompt is.
         lowercases: whether texts are lower-cased, together with the prompt.
+        has_roles: whether training reads an example's first text as a query and its others as documents, each with its
+            own prompt; not stored with a model.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     lowercases: bool = False
+    has_roles: bool = False
 
     @classmethod
     def of(cls, directory: Path, encoder: Path) -> TextReading:

@@ -70,8 +70,6 @@ class Embedding(Task):
         largest_score: scores are divided by this.
         has_teacher: whether the loss uses a teacher in place of labels.
         reading: what is done with a text before it is tokenised; None: nothing.
-        has_roles: whether an example's first text has the prompt of queries and the others have that of documents, and
-            not all the default one.
     """
 
     head: ClassVar[str] = "sentence_vector"
@@ -89,7 +87,6 @@ class Embedding(Task):
         largest_score: float = 1.0,
         has_teacher: bool = False,
         reading: TextReading | None = None,
-        has_roles: bool = False,
     ) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.objective = loss
@@ -100,7 +97,6 @@ class Embedding(Task):
         self.largest_score = largest_score
         self.has_teacher = has_teacher
         self.reading = reading or TextReading()
-        self.has_roles = has_roles
 
     def width(self, config: EncoderConfig) -> int:
         """E for an encoder of this configuration."""
@@ -152,7 +148,7 @@ class Embedding(Task):
     @property
     def _prompts(self) -> tuple[str | None, str | None]:
         """The prompts of an example's first text and of its others; None: the default one."""
-        return (self.reading.query_prompt, self.reading.document_prompt) if self.has_roles else (None, None)
+        return (self.reading.query_prompt, self.reading.document_prompt) if self.reading.has_roles else (None, None)
 
     def check_training(self, examples: Sequence[SentenceExample]) -> None:
         """Check that the loss can be computed for these examples.
@@ -172,7 +168,7 @@ class Embedding(Task):
                 f"embedding.loss: {name} needs {wanted} texts per example, but there are {count}; name their columns"
                 " with --text, --text-pair and --negatives, or choose another loss"
             )
-        if self.has_roles and count == 1:
+        if self.reading.has_roles and count == 1:
             raise UsageError(
                 "embedding.query_prompt and embedding.document_prompt: are for examples of a query and documents, but"
                 " each example has one text; leave them out"
