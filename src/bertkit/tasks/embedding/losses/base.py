@@ -78,15 +78,14 @@ class EmbeddingLoss(Settings):
     """Whether an example of one text is read twice, with different dropout masks."""
     of_parts: ClassVar[bool] = True
     """Whether the loss is defined for leading dimensions of the vectors alone, as Matryoshka requires."""
-
-    def count(self, examples: int) -> int:
-        """The divisor of the sum: the number of examples, or 1 for a loss of the batch as a whole."""
-        return examples
-
     reads_scores: ClassVar[ScoredTexts | None] = None
     """Which scores the loss can be computed from, without vectors; None: it reads vectors."""
     rebuilds_text: ClassVar[bool] = False
     """Whether words of the text are deleted before embedding, and the text is reconstructed from the vector."""
+
+    def count(self, examples: int) -> int:
+        """The divisor of the sum: the number of examples, or 1 for a loss of the batch as a whole."""
+        return examples
 
     def module(self, width: int, labels: int, model: HeadedModel | None = None) -> nn.Module | None:
         """A module that is trained with the model and dropped afterwards; None for most losses.
@@ -127,6 +126,19 @@ class EmbeddingLoss(Settings):
             target, text_IA: as in `TextVectors`.
         """
         raise NotImplementedError
+
+
+class TaughtScoresLoss(EmbeddingLoss):
+    """A loss that compares the scores of an example's positive and negatives, by default dot products, with the margins
+    of a cross-encoder."""
+
+    texts: ClassVar[tuple[int, int | None]] = (3, None)
+    wanted: ClassVar[TargetKind | None] = "margins"
+    reads_scores: ClassVar[ScoredTexts | None] = "own"
+
+    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
+        anchor_I1E, others_INE = batch.vectors_IAE[:, :1], batch.vectors_IAE[:, 1:]
+        return self.of_scores((anchor_I1E * others_INE).sum(dim=-1), batch.target, batch.text_IA)
 
 
 def mean_of(loss_I: Tensor) -> LossSum:

@@ -11,30 +11,22 @@ Shapes: I examples, A texts of each, E width, N = A - 1 texts besides the anchor
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, ScoredTexts, TargetKind, TextVectors, mean_of
+from bertkit.tasks.embedding.losses.base import TaughtScoresLoss, mean_of
 
 
-class KlDivergenceLoss(EmbeddingLoss):
+class KlDivergenceLoss(TaughtScoresLoss):
     """KL(teacher || student) over the positive and the negatives, of dot products or of late interaction."""
 
     name: Literal["kl_divergence"] = "kl_divergence"
     temperature: float = Field(1.0, gt=0, description="Scores are divided by this, the teacher's and the model's own.")
-
-    texts: ClassVar[tuple[int, int | None]] = (3, None)
-    wanted: ClassVar[TargetKind | None] = "margins"
-    reads_scores: ClassVar[ScoredTexts | None] = "own"
-
-    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
-        anchor_I1E, others_INE = batch.vectors_IAE[:, :1], batch.vectors_IAE[:, 1:]
-        return self.of_scores((anchor_I1E * others_INE).sum(dim=-1), batch.target, batch.text_IA)
 
     def of_scores(self, scores: Tensor, target: Tensor | None, text_IA: Tensor | None) -> LossSum:
         assert target is not None

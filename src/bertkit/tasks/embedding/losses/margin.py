@@ -8,26 +8,18 @@ Shapes: I examples, A texts of each, E width, N = A - 2 negatives.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.models.loss_sum import LossSum
-from bertkit.tasks.embedding.losses.base import EmbeddingLoss, ScoredTexts, TargetKind, TextVectors, mean_of
+from bertkit.tasks.embedding.losses.base import TaughtScoresLoss, mean_of
 
 
-class MarginLoss(EmbeddingLoss):
+class MarginLoss(TaughtScoresLoss):
     """(u p - u n - margin)^2, of dot products."""
 
     name: Literal["margin"] = "margin"
-
-    texts: ClassVar[tuple[int, int | None]] = (3, None)
-    wanted: ClassVar[TargetKind | None] = "margins"
-    reads_scores: ClassVar[ScoredTexts | None] = "own"
-
-    def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
-        anchor_I1E, others_INE = batch.vectors_IAE[:, :1], batch.vectors_IAE[:, 1:]
-        return self.of_scores((anchor_I1E * others_INE).sum(dim=-1), batch.target, batch.text_IA)
 
     def of_scores(self, scores: Tensor, target: Tensor | None, text_IA: Tensor | None) -> LossSum:
         assert target is not None
