@@ -36,6 +36,11 @@ class DataError(BertkitError):
     exit_code = 3
 
 
+def worker_ended(remedy: str) -> DataError:
+    """The error of a command one of whose worker processes was killed from outside."""
+    return DataError(f"a worker process ended unexpectedly, perhaps for lack of memory; {remedy}")
+
+
 class MissingColumnError(DataError):
     """A named column is missing in a table: an error that concerns all its rows."""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -99,6 +103,20 @@ def test_the_generator_of_dropout_is_left_alone(shards: TokenShards) -> None:
     before = torch.get_rng_state()
     list(step_batches(shards).loader(range(3), workers=1))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_are_children_of_the_run_whatever_pythons_default_is(shards: TokenShards) -> None:
+    """Else they would not notice that it was killed; forkserver is the default from Python 3.14 on."""
+    default = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        batches = step_batches(shards).loader(range(20), workers=1)
+        next(batches)
+        parents = {psutil.Process(worker.pid).ppid() for worker in multiprocessing.active_children()}
+        assert parents == {os.getpid()}
+    finally:
+        multiprocessing.set_start_method(default, force=True)
 
 
 def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own(shards: TokenShards) -> None:

@@ -30,7 +30,8 @@ def test_a_run_beyond_the_limit_is_refused_and_one_of_the_steps_that_fit_is_made
     refused = bertkit(*limited, "--run-dir", tmp_path / "refused")
     assert refused.code == 3
     found = re.search(
-        r"60 steps would read the text ([\d.]+) times, but data\.max_epochs allows only 0\.7; give --max-steps (\d+)",
+        rf"{re.escape(str(text))}: 60 steps would read the text ([\d.]+) times, but data\.max_epochs allows only 0\.7;"
+        r" give --max-steps (\d+)",
         " ".join(refused.stderr.split()),
     )
     assert found is not None, refused.stderr
@@ -40,6 +41,19 @@ def test_a_run_beyond_the_limit_is_refused_and_one_of_the_steps_that_fit_is_made
     done = bertkit(*limited, "--run-dir", tmp_path / "done", "--max-steps", str(fits))
     assert done.code == 0, done.stderr
     assert json.loads((tmp_path / "done" / "run.json").read_text())["steps"] == fits
+
+
+def test_a_text_that_is_too_short_is_named_and_not_its_shards_in_the_cache(
+    tmp_path: Path, bertkit: Callable[..., Any]
+) -> None:
+    recipe, text = write_recipe(tmp_path)
+    short = tmp_path / "short.txt"
+    short.write_text("\n\n".join(text.read_text().split("\n\n")[:3]))
+    refused = bertkit("pretrain", recipe, "--data", short, "-q", "--run-dir", tmp_path / "refused")
+    assert refused.code == 3
+    assert re.search(
+        rf"error: {re.escape(str(short))}: (the text gives|.* too few)", " ".join(refused.stderr.split())
+    ), refused.stderr
 
 
 def test_epochs_are_counted_over_all_stages_each_with_its_own_batch(tmp_path: Path) -> None:

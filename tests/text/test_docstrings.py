@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from bertkit.errors import DataError
 from bertkit.text import pydocs
 from bertkit.text.docstrings import prose
 
@@ -144,6 +146,15 @@ def _without_library(source_files: object) -> object:
         return [path for path in source_files(distributions) if "site-packages" in path.parts]  # type: ignore[operator]
 
     return few
+
+
+def test_a_killed_worker_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pydocs, "usable_cores", lambda: 2)
+    monkeypatch.setattr(pydocs, "documented_prose", os._exit)
+    monkeypatch.setattr(pydocs, "source_files", lambda distributions: iter([9]))  # the worker's exit code
+    with pytest.raises(DataError, match=r"a worker process ended unexpectedly.*run again to harvest"):
+        pydocs.harvest(tmp_path)
+    assert not list(tmp_path.rglob("*.txt"))
 
 
 def test_two_harvests_are_equal(small_harvest: tuple[Path, Path]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertkit.arrays import BoolArray, Int64Array
-from bertkit.data.pinned import pinned
+from bertkit.data.pinned import moved, pinned
 from bertkit.data.samples import Samples, Targets
 
 BLOCK_WASTE = 0.25
@@ -180,20 +180,7 @@ class PackedSequences:
         return cls(cu_tensor, longest, tuple(blocks), gather_P, torch.from_numpy(scatter_T), causal_B, hides_keys)
 
     def to(self, device: torch.device) -> PackedSequences:
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
-
-        return PackedSequences(
-            self.cu_seqlens_B1.to(device, non_blocking=True),
-            self.max_length,
-            tuple(
-                replace(block, mask_b11S=move(block.mask_b11S), causal_b=move(block.causal_b)) for block in self.blocks
-            ),
-            move(self.gather_P),
-            move(self.scatter_T),
-            self.causal_B,
-            self.hides_keys,
-        )
+        return moved(self, device)
 
 
 def _causal(causal_B: BoolArray | None, members_b: Int64Array) -> Tensor | None:
@@ -258,14 +245,6 @@ class SourceTarget:
         ordered_T = rows_T.index_select(0, self.index_T)
         return ordered_T[: self.source_tokens], ordered_T[self.source_tokens :]
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> SourceTarget:
-        moved: dict[str, Any] = {
-            entry.name: part.to(device, non_blocking=non_blocking) if isinstance(part, Tensor) else part.to(device)
-            for entry in fields(self)
-            if not isinstance(part := getattr(self, entry.name), int)
-        }
-        return replace(self, **moved)
-
 
 def _alike(members_b: Int64Array, lengths_B: Int64Array) -> list[Int64Array]:
     """The sequences in groups of similar lengths, longest first, as `BLOCK_WASTE` allows."""
@@ -300,13 +279,6 @@ class TokenTargets:
     def count(self) -> int:
         return self.id_M.numel()
 
-    def to(self, device: torch.device) -> TokenTargets:
-        def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-
-        index_M, id_M = (tensor.to(device, non_blocking=True) for tensor in (self.index_M, self.id_M))
-        return TokenTargets(index_M, id_M, moved(self.places), moved(self.columns))
-
 
 @dataclass(frozen=True)
 class BatchLanes:
@@ -315,10 +287,6 @@ class BatchLanes:
     number_B: Tensor
     reversed_B: Tensor
     reused_tokens: int
-
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> BatchLanes:
-        number_B, reversed_B = (each.to(device, non_blocking=non_blocking) for each in (self.number_B, self.reversed_B))
-        return BatchLanes(number_B, reversed_B, self.reused_tokens)
 
 
 @dataclass(frozen=True)
@@ -439,15 +407,8 @@ class PackedBatch:
     def to(self, device: torch.device) -> PackedBatch:
         if device == self.ids_T.device:
             return self
-        moved = {
-            entry.name: getattr(self, entry.name).to(device, non_blocking=True)
-            for entry in fields(self)
-            if entry.name not in ("labels", "sequences", "targets", "host") and getattr(self, entry.name) is not None
-        }
-        labels = {name: label.to(device, non_blocking=True) for name, label in self.labels.items()}
-        targets = {term: part.to(device) for term, part in self.targets.items()}
-        sequences, host = self.sequences.to(device), self if self.host is None else self.host
-        return PackedBatch(**moved, sequences=sequences, labels=labels, targets=targets, host=host)
+        host = self if self.host is None else self.host
+        return replace(moved(replace(self, host=None), device), host=host)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

@@ -12,7 +12,7 @@ Shapes: N documents, E segments' beginnings, B sequences, T tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,14 +63,41 @@ class RunningText:
                 ids_T[own] = self.shards.tokens_between(int(source_T[own[0]]), int(source_T[own[-1]]) + 1)
         return ids_T, source_T
 
-    @cached_property
-    def beginning_E(self) -> Int64Array:
-        """Where segments and separators begin, and the end of the text; ascending."""
-        segments_N = self.documents_N2[:, 1] - self.documents_N2[:, 0]
-        number_S = np.arange(segments_N.sum()) - np.repeat(np.cumsum(segments_N) - segments_N, segments_N)
-        start_S = self.shards.segment_start_S1[np.repeat(self.documents_N2[:, 0], segments_N) + number_S]
-        shift_N = self.offset_N1[:-1] - self.first_token_N
-        return np.union1d(start_S + np.repeat(shift_N, segments_N), np.r_[self.offset_N1[1:] - 1, self.size])
+    def beginnings(self, first: int, end: int) -> Int64Array:
+        """Where segments and separators begin from `first` to `end` (exclusive), and the end of the text; ascending."""
+        low = int(np.searchsorted(self.offset_N1, first, side="right")) - 1
+        high = int(np.searchsorted(self.offset_N1, end))
+        found = [np.array([self.size])]
+        for document in range(max(0, low), min(high, len(self.documents_N2))):
+            start_S, shift = self._segments(document)
+            inner = slice(*np.searchsorted(start_S, [first - shift, end - shift]))
+            found += [start_S[inner] + shift, self.offset_N1[[document + 1]] - 1]
+        beginning_E = np.unique(np.concatenate(found))
+        return beginning_E[slice(*np.searchsorted(beginning_E, [first, end]))]
+
+    def beginning_before(self, place: int) -> int:
+        """The last of them up to this place."""
+        if place >= self.size:
+            return self.size
+        document = int(np.searchsorted(self.offset_N1, place, side="right")) - 1
+        if place == self.offset_N1[document + 1] - 1:
+            return place
+        start_S, shift = self._segments(document)
+        return int(start_S[np.searchsorted(start_S, place - shift, side="right") - 1]) + shift
+
+    def beginning_from(self, place: int) -> int:
+        """The first of them from this place on."""
+        if place >= self.size:
+            return self.size
+        document = int(np.searchsorted(self.offset_N1, place, side="right")) - 1
+        start_S, shift = self._segments(document)
+        number = int(np.searchsorted(start_S, place - shift))
+        return int(start_S[number]) + shift if number < len(start_S) else int(self.offset_N1[document + 1]) - 1
+
+    def _segments(self, document: int) -> tuple[Int64Array, int]:
+        """First tokens of a document's segments in the corpus, and what is added to get their places in the text."""
+        low, high = self.documents_N2[document].tolist()
+        return self.shards.segment_start_S1[low:high], int(self.offset_N1[document] - self.first_token_N[document])
 
 
 @dataclass(frozen=True)
@@ -99,28 +126,19 @@ class LanePart:
         return ids_T[::-1], source_T[::-1]
 
     def boundaries(self, first: int, end: int) -> Int64Array:
-        beginning_E = self.text.beginning_E
         if not self.is_reversed:
-            low, high = np.searchsorted(beginning_E, [self.low + first, self.low + end])
-            return beginning_E[low:high] - self.low
-        low, high = np.searchsorted(beginning_E, [self.high - end, self.high - first], side="right")
-        return self.high - beginning_E[low:high][::-1]
+            return self.text.beginnings(self.low + first, self.low + end) - self.low
+        return self.high - self.text.beginnings(self.high - end + 1, self.high - first + 1)[::-1]
 
     def boundary_before(self, place: int) -> int:
-        beginning_E = self.text.beginning_E
         if not self.is_reversed:
-            found = beginning_E[np.searchsorted(beginning_E, self.low + place, side="right") - 1] - self.low
-        else:
-            found = self.high - beginning_E[np.searchsorted(beginning_E, self.high - place)]
-        return max(0, int(found))
+            return max(0, self.text.beginning_before(self.low + place) - self.low)
+        return max(0, self.high - self.text.beginning_from(self.high - place))
 
     def boundary_from(self, place: int) -> int:
-        beginning_E = self.text.beginning_E
         if not self.is_reversed:
-            found = beginning_E[np.searchsorted(beginning_E, self.low + place)] - self.low
-        else:
-            found = self.high - beginning_E[np.searchsorted(beginning_E, self.high - place, side="right") - 1]
-        return min(self.size, int(found))
+            return min(self.size, self.text.beginning_from(self.low + place) - self.low)
+        return min(self.size, self.high - self.text.beginning_before(self.high - place))
 
 
 class LaneStream(SampleStream):
@@ -175,7 +193,7 @@ class LaneStream(SampleStream):
             fitting = self.text_size // (length + 1) * (2 if self.layout.bidirectional else 1)
             remedy = f", or set optimisation.batch_sequences={fitting}" if fitting else ""
             raise DataError(
-                f"{self.shards.directory}: a batch of {self.lanes} continuous sequences of {length} tokens needs"
+                f"{self.shards.name}: a batch of {self.lanes} continuous sequences of {length} tokens needs"
                 f" {self.layout.least_tokens(self.lanes, length):,} tokens, but the text has {self.text_size:,}; give"
                 f" more text{remedy}"
             )

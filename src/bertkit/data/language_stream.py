@@ -83,9 +83,9 @@ def training_and_held_out(
         name: _split_language(name, shards, data.held_out, seed, range(first, end), least_tokens)
         for name, first, end in languages
     }
-    token_D1 = shards.segment_start_S1[shards.document_start_D1]
-    tokens_L = [int(token_D1[end] - token_D1[first]) for _, first, end in languages]
-    shares_L = smoothed(np.array(tokens_L) / sum(tokens_L), data.language_smoothing)
+    token_L2 = shards.segment_start_S1[shards.document_start_D1[[[first, end] for _, first, end in languages]]]
+    tokens_L = np.diff(token_L2)[:, 0]
+    shares_L = smoothed(tokens_L / tokens_L.sum(), data.language_smoothing)
     streams = (
         {
             name: SampleStream(replace(spec, scope=f"{spec.scope}/{name}"), shards, parts[which], where)

@@ -21,6 +21,11 @@ def pinned(value: Value) -> Value:
     return with_tensors(value, Tensor.pin_memory)
 
 
+def moved(value: Value, device: torch.device) -> Value:
+    """The same batch with all tensors on a device; copies of pinned memory run in the background."""
+    return with_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device, without waiting for pending work of the GPU."""
     if device.type == "cuda" and tensor.device.type == "cpu":

@@ -217,16 +217,14 @@ def _tokenizer(
             raise _empty(corpus)
         if given is not None:
             tokenizer = extended(given, text, config.add_tokens, min_frequency=config.added_frequency)
-            save_tokenizer(tokenizer, directory)
-            return tokenizer, _names(directory)
-        log.info("training a vocabulary on %.1f million characters", sum(map(len, text)) / 1e6)
-        tokenizer = train_tokenizer(config, text)
-        if tokenizer.vocab_size < config.vocab_size:
-            log.warning(
-                "tokenizer.vocab_size: the text gives a vocabulary of %s entries, not of %s",
-                f"{tokenizer.vocab_size:,}",
-                f"{config.vocab_size:,}",
-            )
+        else:
+            log.info("training a vocabulary on %.1f million characters", sum(map(len, text)) / 1e6)
+            tokenizer = train_tokenizer(config, text)
+            if tokenizer.vocab_size < config.vocab_size:
+                log.warning(
+                    "tokenizer.vocab_size: the text gives a vocabulary of %s entries, not of %s",
+                    *(f"{tokenizer.vocab_size:,}", f"{config.vocab_size:,}"),
+                )
     save_tokenizer(tokenizer, directory)
     return tokenizer, _names(directory)
 

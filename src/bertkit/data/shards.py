@@ -95,6 +95,7 @@ class TokenShards:
 
     Attributes:
         directory: where the files are; also a tokenizer directory.
+        name: the text in messages, such as the user's files; the directory if nothing else is known.
         manifest: the content of manifest.json.
         fingerprint: sha256 over the sha256 of every file; equal for equal corpora with equal tokenizers.
         vocab_size, tokens, num_segments, num_documents: counts.
@@ -102,6 +103,7 @@ class TokenShards:
 
     def __init__(self, directory: Path, manifest: dict[str, Any]) -> None:
         self.directory = directory
+        self.name = str(directory)
         self.manifest = manifest
         self.vocab_size: int = manifest["vocab_size"]
         self.tokens: int = manifest["tokens"]
@@ -162,6 +164,18 @@ class TokenShards:
             raise IndexError(f"tokens {start} to {end} of {self.tokens}")
         parts = self._between(self._shards, start, end)
         return np.concatenate(parts, dtype=np.int64) if parts else np.zeros(0, np.int64)
+
+    def documents_of(self, token_N: Int64Array) -> Int64Array:
+        """The number of the document that contains each token, (N,)."""
+        segment_N = np.searchsorted(self.segment_start_S1, token_N, side="right") - 1
+        return np.searchsorted(self.document_start_D1, segment_N, side="right") - 1
+
+    def document_starts(self, start: int, end: int) -> Int64Array:
+        """The first token of each document that begins at tokens start to end (exclusive); the end of the corpus counts
+        as one. Unlike an index of all documents, this takes no time and memory that grow with their number."""
+        low, high = np.searchsorted(self.document_start_D1, np.searchsorted(self.segment_start_S1, [start, end]))
+        starts: Int64Array = self.segment_start_S1[self.document_start_D1[low:high]]
+        return starts
 
     @property
     def span_fields(self) -> list[str]:

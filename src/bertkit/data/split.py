@@ -67,7 +67,7 @@ def split_documents(
             training, held = _by_tokens(shards, documents_N2, max(least, share), uniform_N)
     if not len(held) or not len(training):
         raise DataError(
-            f"{shards.directory}: the corpus has {int(starts_D1[-1] - starts_D1[0])} segment(s) in {len(documents_N2)}"
+            f"{shards.name}: the corpus has {int(starts_D1[-1] - starts_D1[0])} segment(s) in {len(documents_N2)}"
             " document(s), too few to hold any out; give more text"
         )
     return training, held

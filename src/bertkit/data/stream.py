@@ -10,7 +10,9 @@ Shapes: N documents, B sequences of a batch.
 from __future__ import annotations
 
 import hashlib
+import logging
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bertkit.arrays import save_array
+from bertkit.arrays import save_rows
 from bertkit.cache import identity_hash
 from bertkit.code_hash import code_sha256
 from bertkit.data.batch import PackedBatch
@@ -35,11 +37,15 @@ from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.split import range_tokens
 from bertkit.errors import DataError
-from bertkit.files import replacing
+from bertkit.files import one_at_a_time, replacing
 from bertkit.ranks import current, share_of
+
+log = logging.getLogger(__name__)
 
 _CODE_OF_PLANS = ("data/layouts", "data/random.py", "data/shards.py")
 """The code that decides a plan, next to its settings: plans of other code are not read."""
+_MANY_TOKENS = 100_000_000
+"""Above this, a plan takes so long that a message tells of it: half a minute for pairs of segments."""
 
 
 class Corruption(Protocol):
@@ -153,22 +159,36 @@ class SampleStream:
             epoch, offset = epoch + 1, 0
 
     def _make_plan(self, copy: int) -> Plan:
-        path = None if self.plan_directory is None else self.plan_directory / self._address() / f"plan-{copy:05d}.npy"
-        if path is not None and path.exists():
-            plan: Plan = np.load(path, mmap_mode="r")
+        if self.plan_directory is None:
+            plan = np.concatenate(list(self._parts_of(copy)))
+            self._require_samples(len(plan))
             return plan
-        spec = self.spec
-        plan = spec.layout.plan(self.shards, self.documents_N2, spec.sequence_length, spec.draw, copy)
-        if not len(plan):
-            raise DataError(
-                f"{self.shards.directory}: {self.shards.tokens} tokens of text are too few for a sample of layout"
-                f" {spec.layout.choice!r} at sequence_length {spec.sequence_length}; give more text"
-            )
-        if path is not None:
+        path = self.plan_directory / self._address() / f"plan-{copy:05d}.npy"
+        if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                save_array(file, plan)
-        return plan
+            with one_at_a_time(path.with_suffix(".lock"), path):
+                if not path.exists():
+                    with replacing(path) as file:
+                        self._require_samples(save_rows(file, self._parts_of(copy)))
+        stored: Plan = np.load(path, mmap_mode="r")
+        return stored
+
+    def _parts_of(self, copy: int) -> Iterator[Plan]:
+        """The plan of an epoch in parts, so that its memory is bounded."""
+        if (tokens := self.tokens) > _MANY_TOKENS:
+            log.info(
+                "listing the samples of pass %d over %s tokens, which is kept in the cache", copy + 1, f"{tokens:,}"
+            )
+        spec = self.spec
+        return spec.layout.plan_parts(self.shards, self.documents_N2, spec.sequence_length, spec.draw, copy)
+
+    def _require_samples(self, count: int) -> None:
+        """Raise DataError if there are none."""
+        if not count:
+            raise DataError(
+                f"{self.shards.name}: {self.shards.tokens} tokens of text are too few for a sample of layout"
+                f" {self.spec.layout.choice!r} at sequence_length {self.spec.sequence_length}; give more text"
+            )
 
     def _address(self) -> str:
         spec = self.spec
@@ -268,7 +288,7 @@ class StepBatches(Dataset[list[PackedBatch]]):
         length = self.stream.epoch_length(0)
         if length < self.batch_sequences:
             raise DataError(
-                f"{self.stream.shards.directory}: the text gives {length} samples of at most"
+                f"{self.stream.shards.name}: the text gives {length} samples of at most"
                 f" {self.stream.spec.sequence_length} tokens, fewer than one batch of {self.batch_sequences}; give more"
                 f" text, or --set optimisation.batch_sequences={max(1, length)} or less"
             )
@@ -283,11 +303,14 @@ class StepBatches(Dataset[list[PackedBatch]]):
         """
         if workers == 0:
             return prefetch(self.__getitem__, steps, pin=pin)
+        # Python 3.14's default, forkserver, imports torch again for every stage, which takes seconds, and its workers
+        # would outlive a killed run: torch's workers only notice the end of their parent process, the server.
         loader = DataLoader(
             self,
             batch_size=None,
             sampler=steps,
             num_workers=workers,
+            multiprocessing_context="fork" if sys.platform == "linux" else None,
             prefetch_factor=PREFETCHED_BATCHES,
             worker_init_fn=_quiet_worker,
             pin_memory=pin,

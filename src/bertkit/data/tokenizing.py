@@ -28,7 +28,7 @@ import numpy as np
 from bertkit.arrays import Int64Array
 from bertkit.data.shard_writer import SpanMarks, TokenBlock
 from bertkit.data.shards import token_type
-from bertkit.errors import DataError
+from bertkit.errors import worker_ended
 from bertkit.jobs.job import Job
 from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
@@ -190,9 +190,8 @@ def tokenize_blocks(
         with _gc_paused():
             yield from _in_order(pool, blocks, others * BLOCKS_IN_FLIGHT, partial(_tokens, tokenizer, cutting))
     except BrokenProcessPool as error:
-        raise DataError(
-            "a worker process ended unexpectedly, perhaps for lack of memory; run again (it continues where it "
-            "stopped), with fewer workers if memory is short"
+        raise worker_ended(
+            "run again (it continues where it stopped), with fewer workers if memory is short"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -61,11 +61,10 @@ class TokenDocument(TokenDetection):
         assert samples.source_T is not None, "layouts tell where tokens stand"
         index_M = np.flatnonzero(~samples.special_T)
         place_M = samples.source_T[index_M]
-        document_start_D1 = shards.segment_start_S1[shards.document_start_D1]
-        document_M = np.searchsorted(document_start_D1, place_M, side="right") - 1
+        document_M = shards.documents_of(place_M)
         marks_M = np.zeros(index_M.size, dtype=np.int64)
         for document in np.unique(document_M).tolist():
-            start, end = document_start_D1[document : document + 2].tolist()
+            start, end = shards.segment_start_S1[shards.document_start_D1[document : document + 2]].tolist()
             in_document_M = document_M == document
             marks_M[in_document_M] = recurring(shards, start, end)[place_M[in_document_M] - start]
         return samples.with_targets(self.term, Targets(index_M, marks_M))

@@ -5,7 +5,7 @@ Contract: `pretrain`. Siblings: arguments.py has the command line and the recipe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from bertkit.pretraining.words import (
 from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import current
 from bertkit.run.directory import RunDirectory
+from bertkit.run.trackers import require_trackers
 from bertkit.text.corpus import Corpus
 from bertkit.text.sources import hub_commits, open_corpus
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -46,6 +47,9 @@ from bertkit.training.run import (
     run_of,
     train_run,
 )
+
+_MOST_NAMED = 3
+"""A message names up to this many sources of a text."""
 
 
 def run_pretraining(
@@ -68,6 +72,7 @@ def run_pretraining(
     if run is not None and (finished := FinishedRun.done(run)):
         return finished
     require_ranks(recipe)
+    require_trackers(recipe.engine.report_to, arguments.run_dir if run is None else run.path)
     check_countable(recipe.data, recipe.engine)
     with current().in_turn():
         models = arguments.fingerprints(recipe)
@@ -128,10 +133,12 @@ def open_shards(
     """
     if recipe.data.is_tokenised:
         directory = shards_directory(recipe.data.sources[0], cache=cache, offline=offline, progress=progress)
-        return TokenShards.open(directory, verify=True)
+        shards = TokenShards.open(directory, verify=True)
+        shards.name = recipe.data.sources[0]
+        return shards
     corpus = open_text(recipe, offline=offline, commits=commits, progress=progress)
     engine = recipe.engine
-    return prepare_shards(
+    shards = prepare_shards(
         corpus,
         recipe.tokenizer,
         None,
@@ -141,6 +148,14 @@ def open_shards(
         offline=offline,
         progress=progress,
     )
+    shards.name = _named(corpus.sources)  # the directory is one in the cache, which the user does not know
+    return shards
+
+
+def _named(sources: Sequence[str]) -> str:
+    """The sources of a text in messages."""
+    more = f" and {len(sources) - _MOST_NAMED} more" if len(sources) > _MOST_NAMED else ""
+    return f"{', '.join(sources[:_MOST_NAMED])}{more}"
 
 
 def open_text(

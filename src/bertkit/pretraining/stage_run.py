@@ -108,6 +108,6 @@ def check_epochs(limit: float | None, optimisation: PretrainingOptimisation, sta
         fitting -= 1
     fewer = f"give --max-steps {fitting} or less, or " if fitting >= len(stages) else ""
     raise DataError(
-        f"{stages[0].batches.stream.shards.directory}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
+        f"{stages[0].batches.stream.shards.name}: {optimisation.steps:,} steps would read the text {wanted:.2f}"
         f" times, but data.max_epochs allows only {limit:g}; {fewer}give more text"
     )

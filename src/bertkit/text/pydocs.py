@@ -16,11 +16,12 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib import metadata
 from pathlib import Path
 
 from bertkit.cache import cache_file
-from bertkit.errors import DataError
+from bertkit.errors import DataError, worker_ended
 from bertkit.files import write_text
 from bertkit.openmp import usable_cores
 from bertkit.text.docstrings import prose
@@ -40,7 +41,7 @@ def harvest(cache: Path) -> Path:
     """The corpus as a text file with a blank line between documents; created on the first call for this installation.
 
     Raises:
-        DataError: the installation has no sources (only compiled files).
+        DataError: the installation has no sources (only compiled files), or a worker process was killed.
     """
     distributions = required_distributions(_DISTRIBUTION)
     versions = sorted((name, found.version) for name, found in distributions.items())
@@ -125,8 +126,11 @@ def _harvested(files: list[Path]) -> Iterator[list[str]]:
     if workers == 1:
         yield from map(documented_prose, files)
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(documented_prose, files, chunksize=32)
+    try:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield from pool.map(documented_prose, files, chunksize=32)
+    except BrokenProcessPool as error:
+        raise worker_ended("run again to harvest builtin:pydocs from the beginning") from error
 
 
 def _docstrings(tree: ast.Module) -> list[str]:

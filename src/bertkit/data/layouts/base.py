@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.arrays import Int64Array
@@ -22,6 +23,9 @@ from bertkit.settings import Settings
 
 Plan = NDArray[Any]
 Ranges = Int64Array
+
+PART_ROWS = 1 << 18
+"""Rows after which a part of a plan ends."""
 
 
 class Layout(Settings, ABC):
@@ -53,8 +57,11 @@ class Layout(Settings, ABC):
         return iter(())
 
     @abstractmethod
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
-        """A structured array of R rows, in corpus order.
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
+        """The rows of the plan in corpus order, as structured arrays of any length; at least one. Memory does not grow
+        with the corpus if they are taken one at a time.
 
         Args:
             shards: the corpus.
@@ -63,6 +70,10 @@ class Layout(Settings, ABC):
             draw: the source of every random choice.
             epoch: or the static copy.
         """
+
+    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+        """All parts of the plan: a structured array of R rows."""
+        return np.concatenate(list(self.plan_parts(shards, documents_N2, sequence_length, draw, epoch)))
 
     @abstractmethod
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 from scipy.stats import binom
 
-from bertkit.data.layouts.base import Plan, Ranges
+from bertkit.data.layouts.base import PART_ROWS, Plan, Ranges
 from bertkit.data.layouts.sentences import Sentences, run_rows
 from bertkit.data.random import Draw
 from bertkit.data.shards import TokenShards
@@ -37,13 +38,15 @@ class SingleSegment(Sentences):
 
     epoch_dependent: ClassVar[bool] = True
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         room = sequence_length - self.special_tokens
         number_N = np.arange(len(documents_N2))
         short_N = draw.uniform("single/short", epoch=epoch, sample=number_N) < self.short_sequence_probability
         drawn_N = 2 + draw.integers("single/target", room - 1, epoch=epoch, sample=number_N)
         target_N = np.where(short_N, drawn_N, room)
-        rows = array("Q")
+        rows, planned = array("Q"), 0
         for (low, high), target in zip(documents_N2.tolist(), target_N.tolist(), strict=True):
             edges = shards.segment_start_S1[low : high + 1].tolist()
             segment = 0
@@ -51,11 +54,19 @@ class SingleSegment(Sentences):
                 end = min(bisect_left(edges, edges[segment] + target, lo=segment + 1), high - low)
                 rows.extend((edges[segment], edges[end]))
                 segment = end
-        plan_R = run_rows(rows)
-        excess_R = np.maximum((plan_R["end"] - plan_R["start"]).astype(np.int64) - room, 0)
-        uniform_R = draw.uniform("single/cut", epoch=epoch, sample=np.arange(len(plan_R)))
-        front_R = np.where(excess_R > 0, binom.ppf(uniform_R, np.maximum(excess_R, 1), 0.5), 0)
-        front_R = np.maximum(front_R, 0).astype(np.uint64)
-        plan_R["start"] += front_R
-        plan_R["end"] -= excess_R.astype(np.uint64) - front_R
-        return plan_R
+            if len(rows) >= 2 * PART_ROWS:
+                yield _truncated(rows, planned, room, draw, epoch)
+                rows, planned = array("Q"), planned + len(rows) // 2
+        yield _truncated(rows, planned, room, draw, epoch)
+
+
+def _truncated(rows: array[int], first: int, room: int, draw: Draw, epoch: int) -> Plan:
+    """Cut each chunk to `room` tokens; `first` is the number of the first one in the plan."""
+    plan_R = run_rows(rows)
+    excess_R = np.maximum((plan_R["end"] - plan_R["start"]).astype(np.int64) - room, 0)
+    uniform_R = draw.uniform("single/cut", epoch=epoch, sample=first + np.arange(len(plan_R)))
+    front_R = np.where(excess_R > 0, binom.ppf(uniform_R, np.maximum(excess_R, 1), 0.5), 0)
+    front_R = np.maximum(front_R, 0).astype(np.uint64)
+    plan_R["start"] += front_R
+    plan_R["end"] -= excess_R.astype(np.uint64) - front_R
+    return plan_R

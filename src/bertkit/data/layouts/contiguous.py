@@ -9,6 +9,7 @@ Shapes: N documents, R planned samples.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,9 +26,10 @@ class Contiguous(Sentences):
     name: Literal["contiguous"] = "contiguous"
     closes_samples: ClassVar[bool] = False
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         room = sequence_length - self.special_tokens
-        rows = [np.empty(0, dtype=RUN_ROW)]
         for run in unbroken(documents_N2):
             start_N = shards.segment_start_S1[run[:, 0]].astype(np.int64)
             end_N = shards.segment_start_S1[run[:, 1]].astype(np.int64)
@@ -39,5 +41,4 @@ class Contiguous(Sentences):
             token_R = np.minimum(start_N[document_R] + edge_R - place_N[document_R], end_N[document_R])
             plan_R = np.empty(len(token_R) - 1, dtype=RUN_ROW)
             plan_R["start"], plan_R["end"] = token_R[:-1], token_R[1:]
-            rows.append(plan_R[plan_R["end"] > plan_R["start"]])
-        return np.concatenate(rows)
+            yield plan_R[plan_R["end"] > plan_R["start"]]

@@ -109,7 +109,9 @@ class LaneLayout(Layout):
         if data.languages:
             yield f"{name} reads one text; leave data.languages out, and name data.sources"
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         raise AssertionError("a LaneStream has no plan: its samples have one order")
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:

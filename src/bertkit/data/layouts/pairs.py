@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Literal, Protocol
@@ -30,7 +30,7 @@ from pydantic import Field
 from scipy.stats import binom
 
 from bertkit.arrays import Int64Array
-from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
+from bertkit.data.layouts.base import PART_ROWS, Address, Layout, Plan, Ranges
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -46,6 +46,8 @@ _ROW = np.dtype(
         ("swapped", "u1"),
     ]
 )
+_NUMBERS = 6
+"""Numbers of a pair before it is truncated."""
 _PARTNER_TRIES = 10
 _DRAWS_AHEAD = 4096
 
@@ -162,9 +164,20 @@ class PairPlanner:
         self.documents_N2 = documents_N2
         self.draw = draw
         self.epoch = epoch
-        self.rows = array("q")
+        self._rows = array("q")
         self._chunks = 0
         self._drawn: list[list[float]] = []
+
+    def parts(self, maximum: int, chunks: Iterable[PairLength]) -> Iterator[Plan]:
+        """The pairs of all documents, of at most `maximum` tokens; `chunks` has how each document is divided."""
+        planned = 0
+        for document, chunk in enumerate(chunks):
+            self.plan_document(document, chunk)
+            if len(self._rows) >= PART_ROWS * _NUMBERS:
+                yield truncated(self._rows, planned, maximum, self.draw, self.epoch)
+                planned += len(self._rows) // _NUMBERS
+                self._rows = array("q")
+        yield truncated(self._rows, planned, maximum, self.draw, self.epoch)
 
     def plan_document(self, document: int, chunk: PairLength) -> None:
         low, high = self.documents_N2[document].tolist()
@@ -179,7 +192,7 @@ class PairPlanner:
             if random_draw < self.layout.random_partner_probability or (lone and self.layout.lone_segment == "random"):
                 tokens = chunk.partner_tokens(start_s1[first_end] - start)
                 partner = self._random_partner(document, tokens, document_draws, partner_draw)
-                self.rows.extend((start, start_s1[first_end], *partner, 1, 0))
+                self._rows.extend((start, start_s1[first_end], *partner, 1, 0))
                 segment = first_end
                 continue
             segment = chunk_end
@@ -187,9 +200,9 @@ class PairPlanner:
             if middle == end:  # a lone segment of one token, which cannot be cut
                 continue
             if swap_draw < self.layout.swap_probability:
-                self.rows.extend((middle, end, start, middle, 0, 1))
+                self._rows.extend((middle, end, start, middle, 0, 1))
             else:
-                self.rows.extend((start, middle, middle, end, 0, 0))
+                self._rows.extend((start, middle, middle, end, 0, 0))
 
     def _random_partner(
         self, document: int, tokens: int, document_draws: list[float], start_draw: float
@@ -217,13 +230,14 @@ class PairPlanner:
         return self._drawn[number % _DRAWS_AHEAD]
 
 
-def truncated(rows: array[int], maximum: int, draw: Draw, epoch: int) -> Plan:
+def truncated(rows: array[int], first: int, maximum: int, draw: Draw, epoch: int) -> Plan:
     """Cut each pair to `maximum` tokens, one at a time from its longer side (the second of two equals).
 
     Each cut token goes from the front or the back with equal chance, so the number cut in front is binomial. The
-    numbers of each pair in `rows` are: first start, first end, second start, second end, random, swapped.
+    numbers of each pair in `rows` are: first start, first end, second start, second end, random, swapped. `first` is
+    the number of the first pair in the plan.
     """
-    rows_R6: Int64Array = np.array(rows, dtype=np.int64).reshape(-1, 6)
+    rows_R6: Int64Array = np.array(rows, dtype=np.int64).reshape(-1, _NUMBERS)
     first_R, second_R = rows_R6[:, 1] - rows_R6[:, 0], rows_R6[:, 3] - rows_R6[:, 2]
     excess_R = np.maximum(first_R + second_R - maximum, 0)
     difference_R = np.minimum(np.abs(first_R - second_R), excess_R)
@@ -231,7 +245,7 @@ def truncated(rows: array[int], maximum: int, draw: Draw, epoch: int) -> Plan:
     first_cut_R = np.where(first_R > second_R, difference_R, 0) + shared_R // 2
     second_cut_R = excess_R - first_cut_R
     plan_R = np.empty(len(rows_R6), dtype=_ROW)
-    number_R = np.arange(len(rows_R6))
+    number_R = first + np.arange(len(rows_R6))
     sides = (("first", 0, first_R, first_cut_R), ("second", 2, second_R, second_cut_R))
     for side, column, length_R, cut_R in sides:
         uniform_R = draw.uniform(f"pair/cut-{side}", epoch=epoch, sample=number_R)
@@ -253,16 +267,16 @@ class SegmentPair(PairLayout):
         description="Probability that a document is cut into shorter pairs, of a target length drawn uniformly.",
     )
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         maximum = sequence_length - self.special_tokens
         number_N = np.arange(len(documents_N2))
         short_N = draw.uniform("pair/short", epoch=epoch, sample=number_N) < self.short_sequence_probability
         drawn_N = 2 + draw.integers("pair/target", maximum - 1, epoch=epoch, sample=number_N)
         target_N = np.where(short_N, drawn_N, maximum)
         pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
-        for document, target in enumerate(target_N.tolist()):
-            pairs.plan_document(document, _UpTo(target))
-        return truncated(pairs.rows, maximum, draw, epoch)
+        return pairs.parts(maximum, (_UpTo(target) for target in target_N.tolist()))
 
 
 @dataclass(frozen=True)
@@ -287,11 +301,11 @@ class SentencePair(PairLayout):
 
     name: Literal["sentence-pair"] = "sentence-pair"
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
-        for document in range(len(documents_N2)):
-            pairs.plan_document(document, _TwoSentences())
-        return truncated(pairs.rows, sequence_length - self.special_tokens, draw, epoch)
+        return pairs.parts(sequence_length - self.special_tokens, (_TwoSentences() for _ in documents_N2))
 
 
 class _TwoSentences:

@@ -43,13 +43,15 @@ class ParallelText(Layout):
         if data.reading.target_field is None and not data.is_tokenised:
             yield "data.layout parallel needs parallel text; write data.reading.target_field (target, as a rule)"
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         unpaired_N = documents_N2[:, 1] - documents_N2[:, 0] != 2
         if unpaired_N.any():
             first = int(documents_N2[np.flatnonzero(unpaired_N)[0], 0])
             number = int(np.searchsorted(shards.document_start_D1, first, side="right")) - 1
             raise DataError(
-                f"{shards.directory}: {int(unpaired_N.sum()):,} documents are no pairs, such as number {number + 1}: a"
+                f"{shards.name}: {int(unpaired_N.sum()):,} documents are no pairs, such as number {number + 1}: a"
                 " side has no token of the vocabulary, or the text was not read as parallel text"
                 " (data.reading.target_field)"
             )
@@ -63,8 +65,7 @@ class ParallelText(Layout):
                 "%s of %s pairs have more than %d tokens together (data.sequence_length), and are left out",
                 *(f"{int((~fits_R).sum()):,}", f"{fits_R.size:,}", sequence_length),
             )
-        kept_R: Plan = plan_R[fits_R]
-        return kept_R
+        yield plan_R[fits_R]
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
         start_B, middle_B, end_B = (plan_B[name].astype(np.int64) for name in ("start", "middle", "end"))

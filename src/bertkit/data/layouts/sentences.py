@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
+from bertkit.data.layouts.base import PART_ROWS, Address, Layout, Plan, Ranges
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -44,16 +44,15 @@ class Sentences(Layout):
     """Whether a separator closes every sample, and not only the documents that end in it."""
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
-        document_token_N1 = shards.segment_start_S1[shards.document_start_D1]
         sequences: list[np.ndarray] = []
         marks: list[np.ndarray] = []
         sources: list[np.ndarray] = []
         nothing = np.zeros(1, dtype=np.uint8)
         nowhere = np.array([-1])
         for start, end in plan_B.tolist():
-            low, high = np.searchsorted(document_token_N1, [start + 1, end])
-            edges = [start, *document_token_N1[low:high].tolist(), end]
-            is_closed = self.closes_samples or bool(document_token_N1[high] == end)
+            starts = shards.document_starts(start + 1, end + 1).tolist()
+            is_closed = self.closes_samples or end in starts
+            edges = [start, *(each for each in starts if each < end), end]
             pieces: list[np.ndarray] = [np.array([vocabulary.cls_id])]
             marks.append(nothing)
             sources.append(nowhere)
@@ -86,13 +85,18 @@ class DocSentences(Sentences):
 
     name: Literal["doc-sentences"] = "doc-sentences"
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         room = sequence_length - self.special_tokens
         rows = array("Q")
         for low, high in documents_N2.tolist():
             start_s1 = shards.segment_start_S1[low : high + 1].tolist()
             _fill(rows, start_s1, partial(_reach, start_s1, room), room)
-        return run_rows(rows)
+            if len(rows) >= 2 * PART_ROWS:
+                yield run_rows(rows)
+                rows = array("Q")
+        yield run_rows(rows)
 
 
 class FullSentences(Sentences):
@@ -100,12 +104,12 @@ class FullSentences(Sentences):
 
     name: Literal["full-sentences"] = "full-sentences"
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         room = sequence_length - self.special_tokens
-        rows = array("Q")
         for run in unbroken(documents_N2):
-            _fill_across(rows, shards.segment_start_S1, run, room, between=1, before_next=True)
-        return run_rows(rows)
+            yield from _filled_across(shards.segment_start_S1, run, room, between=1, before_next=True)
 
 
 class PackedDocuments(Sentences):
@@ -117,22 +121,22 @@ class PackedDocuments(Sentences):
 
     name: Literal["packed-documents"] = "packed-documents"
 
-    def plan(self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int) -> Plan:
+    def plan_parts(
+        self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
+    ) -> Iterator[Plan]:
         room = sequence_length - self.special_tokens
-        rows = array("Q")
         for run in unbroken(documents_N2):
-            _fill_across(rows, shards.segment_start_S1, run, room, between=self.special_tokens, before_next=False)
-        return run_rows(rows)
+            yield from _filled_across(
+                shards.segment_start_S1, run, room, between=self.special_tokens, before_next=False
+            )
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
         """Each document in a sample is a sequence, addressed by the sample and its number in it."""
-        document_token_N1 = shards.segment_start_S1[shards.document_start_D1]
         parts: list[tuple[int, int]] = []
         row_b: list[int] = []
         number_b: list[int] = []
         for row, (start, end) in enumerate(plan_B.tolist()):
-            low, high = np.searchsorted(document_token_N1, [start + 1, end])
-            edges = [start, *document_token_N1[low:high].tolist(), end]
+            edges = [start, *shards.document_starts(start + 1, end).tolist(), end]
             parts += pairwise(edges)
             row_b += [row] * (len(edges) - 1)
             number_b += range(len(edges) - 1)
@@ -153,13 +157,12 @@ def run_rows(flat: array[int]) -> Plan:
     return np.frombuffer(flat, dtype=RUN_ROW) if flat else np.empty(0, dtype=RUN_ROW)
 
 
-def _fill_across(
-    rows: array[int], segment_start_S1: Ranges, run_N2: Ranges, room: int, *, between: int, before_next: bool
-) -> None:
-    """Append token ranges of whole segments, each of at most `room` tokens, across the documents of a run.
+def _filled_across(
+    segment_start_S1: Ranges, run_N2: Ranges, room: int, *, between: int, before_next: bool
+) -> Iterator[Plan]:
+    """Token ranges of whole segments, each of at most `room` tokens, across the documents of a run.
 
     Args:
-        rows: receives starts and ends.
         segment_start_S1: the first token of each segment, and the end of the last one.
         run_N2: adjacent documents.
         room: of one range, in which every further document costs `between` tokens.
@@ -176,7 +179,9 @@ def _fill_across(
         document_before_W1 = document_W1 if before_next else np.append(document_W1[:1], document_W1[:-1])
         end_W1 = token_W1 + between * document_before_W1
         reach_W = (np.searchsorted(end_W1, start_W1[:-1] + room, side="right") - 1).tolist()
+        rows = array("Q")
         segment += _fill(rows, token_W1.tolist(), reach_W.__getitem__, room, is_last=stop == high)
+        yield run_rows(rows)
 
 
 def _reach(start_s1: list[int], room: int, segment: int) -> int:
