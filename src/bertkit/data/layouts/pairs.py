@@ -49,6 +49,10 @@ _ROW = np.dtype(
 _NUMBERS = 6
 """Numbers of a pair before it is truncated."""
 _PARTNER_TRIES = 10
+_PURPOSE = "pair/choice"
+_DOCUMENT_DRAW = 3
+_DRAWS = np.array([0, 1, 2, _DOCUMENT_DRAW, _DOCUMENT_DRAW + _PARTNER_TRIES])
+"""Positions of a chunk's draws: of its split, of a random partner, of its first segment and document, and of a swap."""
 _DRAWS_AHEAD = 4096
 
 
@@ -185,14 +189,16 @@ class PairPlanner:
         count, segment = high - low, 0
         while segment < count:
             chunk_end = chunk.end(start_s1, segment)
-            split_draw, random_draw, partner_draw, *document_draws, swap_draw = self._next_draws()
+            number = self._chunks
+            split_draw, random_draw, start_draw, document_draw, swap_draw = self._next_draws()
             start, end = start_s1[segment], start_s1[chunk_end]
             lone = chunk_end - segment == 1
             first_end = segment + 1 if lone else segment + 1 + int(split_draw * (chunk_end - segment - 1))
             if random_draw < self.layout.random_partner_probability or (lone and self.layout.lone_segment == "random"):
                 tokens = chunk.partner_tokens(start_s1[first_end] - start)
-                partner = self._random_partner(document, tokens, document_draws, partner_draw)
-                self._rows.extend((start, start_s1[first_end], *partner, 1, 0))
+                partner = self._other_document(document, document_draw, number)
+                second = self._run_of_segments(partner, tokens, start_draw)
+                self._rows.extend((start, start_s1[first_end], *second, 1, 0))
                 segment = first_end
                 continue
             segment = chunk_end
@@ -204,29 +210,32 @@ class PairPlanner:
             else:
                 self._rows.extend((start, middle, middle, end, 0, 0))
 
-    def _random_partner(
-        self, document: int, tokens: int, document_draws: list[float], start_draw: float
-    ) -> tuple[int, int]:
-        """A run of segments from another document, up to the one with which it has this many tokens."""
-        partner = document
-        for uniform in document_draws:
-            partner = int(uniform * len(self.documents_N2))
-            if partner != document:
-                break
-        low, high = self.documents_N2[partner].tolist()
-        start = low + int(start_draw * (high - low))
+    def _other_document(self, document: int, uniform: float, chunk: int) -> int:
+        """A random document, drawn again if it is this one, unless ten draws all are."""
+        count = len(self.documents_N2)
+        partner = int(uniform * count)
+        if partner != document:
+            return partner
+        position = _DOCUMENT_DRAW + np.arange(1, _PARTNER_TRIES)
+        again = self.draw.uniform(_PURPOSE, epoch=self.epoch, sample=chunk, position=position)
+        others = (other for each in again.tolist() if (other := int(each * count)) != document)
+        return next(others, document)
+
+    def _run_of_segments(self, document: int, tokens: int, uniform: float) -> tuple[int, int]:
+        """A run of a document's segments from a random one on, up to the one with which it has this many tokens."""
+        low, high = self.documents_N2[document].tolist()
+        start = low + int(uniform * (high - low))
         first_token = int(self.segment_start_S1[start])
         end = min(bisect_left(self.segment_start_S1, first_token + tokens, lo=start + 1, hi=high), high)
         return first_token, int(self.segment_start_S1[end])
 
     def _next_draws(self) -> list[float]:
-        """The draws of one chunk; made for many at once."""
+        """The draws of one chunk, at `_DRAWS`; made for many chunks at once."""
         number = self._chunks
         self._chunks += 1
         if number % _DRAWS_AHEAD == 0:
             sample = np.arange(number, number + _DRAWS_AHEAD)[:, None]
-            position = np.arange(4 + _PARTNER_TRIES)
-            self._drawn = self.draw.uniform("pair/choice", epoch=self.epoch, sample=sample, position=position).tolist()
+            self._drawn = self.draw.uniform(_PURPOSE, epoch=self.epoch, sample=sample, position=_DRAWS).tolist()
         return self._drawn[number % _DRAWS_AHEAD]
 
 
