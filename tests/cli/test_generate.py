@@ -74,6 +74,8 @@ def test_beams_and_greedy(causal: Path, capsys: pytest.CaptureFixture[str]) -> N
     scores = [output["score"] for output in wide["outputs"]]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 3
+    (as_wide,) = generated(capsys, *options, "--method", "beam", "--samples", 3)
+    assert len(as_wide["outputs"]) == 3
 
 
 def test_plain_output_is_the_prompt_and_what_follows(
@@ -152,6 +154,7 @@ def test_what_is_streamed_is_the_output(capsys: pytest.CaptureFixture[str]) -> N
         (["--iterations", "3"], 2, "--iterations has no effect with --method sample"),
         (["--top-p", "1.5"], 2, "top-p"),
         (["--temperature", "0"], 2, "temperature"),
+        (["--temperature", "1e-38"], 2, "temperature"),
         (["--stop", ""], 2, "an empty text is in every output"),
         (["--method", "gibbs"], 3, "no head that fills in masks"),
         (["--method", "gibs"], 2, "gibs"),

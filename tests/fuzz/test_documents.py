@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from bertkit.errors import DataError, UsageError
 from bertkit.json_input import parse_json
 from bertkit.models.files.hub import _KINDS, read_config
+from bertkit.models.files.model_files import read_modules
 from bertkit.models.labels import Labels
-from bertkit.models.sentence import read_modules
 from bertkit.recipe.resolve import Override, load_any
 from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import record_errors

@@ -15,6 +15,7 @@ from bertkit.generation.beam import beam_search
 from bertkit.generation.causal import Generated, Limits, Prompt, decode
 from bertkit.generation.sampling import Sampling
 from bertkit.models.decoding.causal import next_tokens
+from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
 from tests.models.oracle import VOCABULARY, Case, all_cases, make_oracle
@@ -181,8 +182,6 @@ def test_stop_texts_and_room_end_outputs_and_suppressed_tokens_never_appear(twin
 
 def test_a_vocabulary_smaller_than_the_beam(tmp_path: Path) -> None:
     """All continuations of the first step are kept, and no beam is filled by a missing one."""
-    from bertkit.models.families.gpt2 import Gpt2Config
-
     config = Gpt2Config(
         hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24, max_position_embeddings=9
     )
@@ -196,6 +195,21 @@ def test_a_vocabulary_smaller_than_the_beam(tmp_path: Path) -> None:
         next_tokens(model), [Prompt([2], 0, 3)], Limits(), beams=64, length_penalty=0.0, samples=64
     )
     assert np.exp([each.score for each in all_found]).sum() == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_prompt_that_fills_the_model_does_not_end_the_others(cached: bool) -> None:
+    """One finished row of many is kept, but not beyond the last position that the model has."""
+    config = Gpt2Config(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24, max_position_embeddings=16
+    )
+    model = HeadedModel(config.build(20), ("causal_lm",))
+    model.initialise(1)
+    asked = [Prompt([*range(14)], 0, 2), *(Prompt([1, number], number, 9) for number in range(1, 8))]
+    together = decode(next_tokens(model, cached=cached), asked, Limits(), sampling=None)
+    alone = [decode(next_tokens(model), [prompt], Limits(), sampling=None)[0] for prompt in asked]
+    assert new_ids(together) == new_ids(alone)
+    assert [len(own[0].ids) for own in together] == [2, *[9] * 7]
 
 
 def test_a_damaged_model_is_named(twins: tuple[Any, HeadedModel]) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.decoding.conditional import SourceNextTokens
+from bertkit.models.decoding.conditional import CachedSourceNextTokens
+from bertkit.models.encoder_decoder import SEQ2SEQ
 
 
-class RecomputedSourceNextTokens(SourceNextTokens):
+class RecomputedSourceNextTokens(CachedSourceNextTokens):
     """Source and target are recomputed at every step."""
 
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
@@ -29,4 +30,4 @@ class RecomputedSourceNextTokens(SourceNextTokens):
     def _all_again(self) -> Tensor:
         batch = PackedBatch.from_pairs(self.own_sources, self.ids).to(self.device)
         last_R = batch.sequences.cu_seqlens_B1[1:].long() - 1
-        return self._logits(self.model.encoder.forward_tokens(batch, last_R))
+        return self.model.token_logits(SEQ2SEQ, self.model.encoder.forward_tokens(batch, last_R)).float()

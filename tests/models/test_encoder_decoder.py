@@ -15,10 +15,7 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.models.conversion.convert import converted, converted_config
-from bertkit.models.decoding.conditional import (
-    CachedSourceNextTokens,
-    SourceNextTokens,
-)
+from bertkit.models.decoding.conditional import CachedSourceNextTokens
 from bertkit.models.encoder_decoder import SEQ2SEQ, EncoderDecoder
 from bertkit.models.families.bart import BartConfig
 from bertkit.models.families.bert import BertConfig
@@ -308,7 +305,7 @@ def test_the_cache_gives_the_logits_of_reading_all_again(family: Family, tmp_pat
     _, model = twins(family, tmp_path)
     sources, prompts = rows([4, 11, 2], 1), [[2], [2, 9, 4], [2, 7]]
     generator = torch.Generator().manual_seed(4)
-    decoders: list[SourceNextTokens] = [CachedSourceNextTokens(model), RecomputedSourceNextTokens(model)]
+    decoders: list[CachedSourceNextTokens] = [CachedSourceNextTokens(model), RecomputedSourceNextTokens(model)]
     with torch.inference_mode():
         both = []
         for decoder in decoders:

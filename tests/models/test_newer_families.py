@@ -182,6 +182,7 @@ def test_modernberts_older_config_says_the_same_as_the_newer() -> None:
     ("contents", "message"),
     [
         ({"model_type": "modernbert", "rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "'yarn'"),
+        ({"model_type": "eurobert", "rope_parameters": {"type": "linear", "factor": 2.0}}, "'linear'"),
         ({"model_type": "modernbert", "layer_types": ["full_attention"]}, "layer_types names 1"),
         ({"model_type": "modernbert", "hidden_size": 15, "num_attention_heads": 5}, "must be even"),
         ({"model_type": "modernbert", "rope_scaling": {"factor": 2}}, "rope_scaling"),
@@ -189,6 +190,7 @@ def test_modernberts_older_config_says_the_same_as_the_newer() -> None:
         ({"model_type": "deberta-v2", "pooler_hidden_size": 7}, "pooler_hidden_size is 7"),
         ({"model_type": "deberta-v2", "attention_head_size": 7}, "attention_head_size is 7"),
         ({"model_type": "deberta-v2", "conv_kernel_size": 4}, "must be odd"),
+        ({"model_type": "deberta-v2", "conv_kernel_size": 3, "conv_groups": 5}, "must divide hidden_size"),
         ({"model_type": "deberta-v2", "relative_attention": True, "position_buckets": 1}, "buckets is 1"),
         ({"model_type": "deberta-v2", "legacy": False, "embedding_size": 7}, "legacy"),
         ({"model_type": "deberta", "talking_head": True}, "talking_head is True"),

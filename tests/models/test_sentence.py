@@ -65,6 +65,12 @@ def test_the_default_prompt_stands_before_every_text(theirs: Path, tmp_path: Pat
     assert_same_vectors(tmp_path / "out")
 
 
+def test_a_default_prompt_of_the_wrong_type_is_none(theirs: Path, tmp_path: Path) -> None:
+    strange = {"prompts": {"query": "query: "}, "default_prompt_name": ["query"]}
+    directory = changed(theirs, tmp_path / "strange", "config_sentence_transformers.json", **strange)
+    assert load_sentence_model(directory).reading.default_prompt == ""
+
+
 @pytest.mark.parametrize(
     "prompts",
     [{"query": "numbers of "}, {"passage": "the file: ", "corpus": "values "}, {"query": "a ", "document": ""}],
@@ -120,6 +126,7 @@ def test_a_cross_encoder_of_version_6_is_exported(theirs: Path, tmp_path: Path) 
     ("file", "values", "said"),
     [
         ("1_Pooling/config.json", {"pooling_mode": 5}, "pooling_mode is 5"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, r"pooling_mode is \[\]"),
         ("sentence_bert_config.json", {"max_seq_length": "abc"}, "max_seq_length is 'abc'; expected a whole number"),
         ("sentence_bert_config.json", {"max_seq_length": -5}, "max_seq_length is -5; expected a whole number"),
         ("config_sentence_transformers.json", {"prompts": [1], "default_prompt_name": "x"}, "prompts: expected texts"),

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.generation.from_source import SourceTokens, from_sources, write_targets
+from bertkit.generation.from_source import SourceTokens, write_targets
+from bertkit.generation.run import generate
 from bertkit.generation.settings import GenerationSettings
 from bertkit.inference.export.export import export_model
 from bertkit.models.families.bert import BertConfig
@@ -121,9 +122,7 @@ def test_prompts_without_room_or_text_are_told(learnt: Path) -> None:
     tokenizer = load_tokenizer(learnt / "model")
 
     def generated(text: str, **settings: Any) -> Any:
-        how = GenerationSettings(**settings).resolved(is_causal=False, reads_source=True)
-        options = {"batch_tokens": 1000, "device": torch.device("cpu"), "on_text": None}
-        return from_sources(model, tokenizer, [text], how, **options, progress=silent_progress)
+        return generate(model, tokenizer, [text], GenerationSettings(**settings))
 
     with pytest.raises(DataError, match="prompt 0 is empty"):
         generated("")
@@ -131,6 +130,8 @@ def test_prompts_without_room_or_text_are_told(learnt: Path) -> None:
         generated("the " * 80)
     with pytest.raises(UsageError, match="--method gibbs fills masks"):
         generated("the cat", method="gibbs")
+    with pytest.raises(UsageError, match="an empty text is in every output"):
+        generated("the cat", stop=[""])
     headless, _ = load_model(learnt / "model", heads=())
     with pytest.raises(DataError, match="no head that predicts a target's tokens"):
         SourceTokens.of(headless, tokenizer)

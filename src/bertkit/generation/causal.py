@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,8 @@ IsStop = Callable[[int, Sequence[int]], bool]
 """Whether the new tokens of a prompt, given by its number, contain a stop text."""
 
 DROPPED_SHARE = 0.75
-"""Finished rows are dropped once at most this share of the rows is left, because dropping copies the cache."""
+"""Finished rows are dropped once at most this share of the rows is left, because dropping copies the cache, or once one
+of them has no room for another token."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def decode(
     outputs: list[list[Generated | None]] = [[None] * samples for _ in prompts]
     alive = list(range(len(rows)))  # the row of each of the decoder's sequences
     is_done = [False] * len(rows)
-    while True:
+    for steps in count(1):
         numbers = [prompts[rows[row][0]].number for row in alive]
         position = [len(new_ids[row]) for row in alive]
         if sampling is None:
@@ -165,7 +167,8 @@ def decode(
         left = [place for place, row in enumerate(alive) if not is_done[row]]
         if not left:
             break
-        if len(left) <= DROPPED_SHARE * len(alive):
+        is_full = any(steps > prompts[rows[row][0]].room for row in alive)
+        if is_full or len(left) <= DROPPED_SHARE * len(alive):
             left_R = torch.tensor(left, device=token_R.device)
             decoder.select(left_R)
             token_R = token_R[left_R]

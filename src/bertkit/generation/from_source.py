@@ -7,22 +7,21 @@ choose the tokens, as for a model without a source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from bertkit.errors import DataError, UsageError
-from bertkit.generation.causal import Generated, Limits, Prompt
-from bertkit.generation.search import search
+from bertkit.errors import DataError
+from bertkit.generation.causal import Generated, OnToken, Prompt
+from bertkit.generation.search import search_in_batches
 from bertkit.generation.settings import GenerationSettings
+from bertkit.generation.text import OutputTokens
 from bertkit.models.decoding.conditional import CachedSourceNextTokens
 from bertkit.models.encoder_decoder import (
     DECODER_START,
     FORCED_FIRST,
     SEQ2SEQ,
-    EncoderDecoder,
     EncoderDecoderConfig,
 )
 from bertkit.models.headed import HeadedModel
@@ -35,20 +34,14 @@ EXTRA_TOKENS = 50
 
 
 @dataclass(frozen=True)
-class SourceTokens:
-    """Sources and targets as a model reads them.
+class SourceTokens(OutputTokens):
+    """Sources and targets as a model reads them. `start_ids` are the decoder's start, and the first target token if it
+    is forced (forced_bos_token_id, as in released BARTs).
 
     Attributes:
-        tokenizer: the model's.
-        start_ids: the tokens before every target: the decoder's start, and the first target token if it is forced
-            (forced_bos_token_id, as in released BARTs).
-        end_ids: tokens that end a target.
         max_source_tokens, max_target_tokens: maximum lengths of a source and of a target.
     """
 
-    tokenizer: Tokenizer
-    start_ids: tuple[int, ...]
-    end_ids: frozenset[int]
     max_source_tokens: int
     max_target_tokens: int
 
@@ -79,7 +72,8 @@ class SourceTokens:
         starts = (start,) if type(forced) is not int else (start, forced)
         config = model.encoder.config
         assert isinstance(config, EncoderDecoderConfig)
-        return cls(tokenizer, starts, frozenset(found), config.max_source_tokens, config.max_target_tokens)
+        lengths = (config.max_source_tokens, config.max_target_tokens)
+        return cls(tokenizer, starts, frozenset(found), model.encoder.vocab_size, *lengths)
 
     def sources(self, texts: Sequence[str]) -> list[list[int]]:
         """The sources of these texts.
@@ -107,22 +101,18 @@ class SourceTokens:
         most = self.max_target_tokens - len(self.start_ids)
         return [Prompt(list(self.start_ids), number, min(room, most)) for number, room in enumerate(rooms)]
 
-    def limits(self, stops: Sequence[str]) -> Limits:
-        """Where targets end, and the special tokens that never occur in one; those that stand for a span may."""
-        special = self.tokenizer.special_ids - set(self.tokenizer.sentinel_ids)
-        suppressed = tuple(sorted((special | set(self.start_ids)) - self.end_ids))
+    @property
+    def suppressed_ids(self) -> set[int]:
+        """As for other models, and the start of a target; the special tokens that stand for a span may occur."""
+        found = super().suppressed_ids - set(self.tokenizer.sentinel_ids)
+        return found | (set(self.start_ids) - self.end_ids)
 
-        def is_stop(number: int, ids: Sequence[int]) -> bool:
-            text = self.text(ids)
-            return any(stop in text for stop in stops)
+    def added_text(self, prompt: Prompt, ids: Sequence[int]) -> str:
+        return self.text(ids)
 
-        return Limits(self.end_ids, suppressed, is_stop if stops else None)
-
-    def text(self, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
-        """A target's text, up to the first stop text."""
-        text = self.tokenizer.decode(ids) if ids else ""
-        places = [place for stop in stops if (place := text.find(stop)) >= 0]
-        return text[: min(places)] if places else text
+    def text(self, ids: Sequence[int]) -> str:
+        """A target's text."""
+        return self.tokenizer.decode(ids) if ids else ""
 
 
 def write_targets(
@@ -133,7 +123,7 @@ def write_targets(
     *,
     batch_tokens: int,
     device: torch.device = _CPU,
-    on_token: Callable[[Prompt, int, list[int]], None] | None = None,
+    on_token: OnToken | None = None,
     progress: Progress = silent_progress,
 ) -> list[list[Generated]]:
     """The outputs of each source, in order.
@@ -147,82 +137,20 @@ def write_targets(
         device: where to compute.
         on_token: as for `decode`; not called in a beam search.
         progress: the display, in sources.
-    """
-    decoder = CachedSourceNextTokens(model, device=device)
-    limits = tokens.limits(settings.stop)
-    found: dict[int, list[Generated]] = {}
-    with progress("generate", len(sources), "prompts") as meter:
-        rows = max(settings.samples, settings.beams)
-        for batch in _batches(sources, tokens.prompts(sources, settings.max_new_tokens), rows, batch_tokens):
-            decoder.read([sources[prompt.number] for prompt in batch])
-            outputs = search(decoder, batch, limits, settings, on_token=on_token)
-            found |= {prompt.number: own for prompt, own in zip(batch, outputs, strict=True)}
-            meter.update(len(found))
-    return [found[number] for number in range(len(sources))]
-
-
-def from_sources(
-    model: HeadedModel,
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    settings: GenerationSettings,
-    *,
-    batch_tokens: int,
-    device: torch.device,
-    on_text: Callable[[int, int, str], None] | None,
-    progress: Progress,
-) -> list[dict[str, Any]]:
-    """The document of `bertkit generate` for sources; see `bertkit.generation.run.generate`.
 
     Raises:
-        DataError: see `SourceTokens`.
         UsageError: a stop text is empty.
     """
-    if "" in settings.stop:
-        raise UsageError("--stop: an empty text is in every output; give at least one character")
-    assert isinstance(model.encoder, EncoderDecoder)
-    tokens = SourceTokens.of(model, tokenizer)
-
-    def on_token(prompt: Prompt, sample: int, ids: list[int]) -> None:
-        assert on_text is not None
-        on_text(prompt.number, sample, tokens.text(ids, settings.stop))
-
-    outputs = write_targets(
-        model,
-        tokens,
-        tokens.sources(texts),
+    decoder = CachedSourceNextTokens(model, device=device)
+    prompts = tokens.prompts(sources, settings.max_new_tokens)
+    return search_in_batches(
+        decoder,
+        prompts,
+        tokens.limits(settings.stop, prompts),
         settings,
+        size=lambda prompt: len(sources[prompt.number]) + prompt.room + 1,
         batch_tokens=batch_tokens,
-        device=device,
-        on_token=None if on_text is None else on_token,
+        before=lambda batch: decoder.read([sources[prompt.number] for prompt in batch]),
+        on_token=on_token,
         progress=progress,
     )
-    return [
-        {
-            "prompt": text,
-            "outputs": [
-                {
-                    "text": tokens.text(each.ids, settings.stop),
-                    "ids": each.ids,
-                    "score": each.score,
-                    "finish": each.finish,
-                }
-                for each in own
-            ],
-        }
-        for text, own in zip(texts, outputs, strict=True)
-    ]
-
-
-def _batches(
-    sources: Sequence[Sequence[int]], prompts: Sequence[Prompt], rows: int, batch_tokens: int
-) -> list[list[Prompt]]:
-    """Sources that are read together, longest first, so that a batch that is too large fails at once."""
-    batches: list[list[Prompt]] = []
-    room = 0
-    for prompt in sorted(prompts, key=lambda each: (-len(sources[each.number]), each.number)):
-        if not batches or (len(batches[-1]) + 1) * rows * room > batch_tokens:
-            batches.append([])
-            room = len(sources[prompt.number]) + prompt.room + 1
-        batches[-1].append(prompt)
-    return batches

@@ -16,13 +16,13 @@ import torch
 from bertkit.data.random import Draw
 from bertkit.generation import masked
 from bertkit.generation.causal import Generated, Prompt
-from bertkit.generation.from_source import from_sources
+from bertkit.generation.from_source import SourceTokens, write_targets
 from bertkit.generation.masked import Filling, MaskFiller
 from bertkit.generation.masked_text import MaskedPredictor, TextWithMasks, masked_texts
 from bertkit.generation.sampling import Sampling
-from bertkit.generation.search import SCOPE, search
+from bertkit.generation.search import SCOPE, search_in_batches
 from bertkit.generation.settings import CAUSAL_METHODS, GenerationSettings
-from bertkit.generation.text import PromptTokens
+from bertkit.generation.text import PromptTokens, not_words
 from bertkit.models.decoding.causal import causal_head, next_tokens
 from bertkit.models.headed import HeadedModel
 from bertkit.models.scoring.rules import MaskedRule
@@ -73,25 +73,14 @@ def generate(
     """
     reads_source = model.encoder.config.is_encoder_decoder
     settings = settings.resolved(is_causal=causal_head(model) is not None, reads_source=reads_source)
-    if reads_source:
-        return from_sources(
-            model,
-            tokenizer,
-            prompts,
-            settings,
-            batch_tokens=batch_tokens,
-            device=device,
-            on_text=on_text,
-            progress=progress,
-        )
     if settings.method in CAUSAL_METHODS:
-        return _from_left_to_right(
+        return _token_by_token(
             model, tokenizer, prompts, settings, batch_tokens, device=device, on_text=on_text, progress=progress
         )
     return _filled(model, tokenizer, prompts, settings, batch_tokens, device=device, progress=progress)
 
 
-def _from_left_to_right(
+def _token_by_token(
     model: HeadedModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
@@ -102,47 +91,55 @@ def _from_left_to_right(
     on_text: OnText | None,
     progress: Progress,
 ) -> Documents:
-    decoder = next_tokens(model, device=device)
-    tokens = PromptTokens.of(model, tokenizer)
-    encoded, short = tokens.prompts(prompts, settings.new_tokens)
-    if short:
-        log.warning(
-            "%d of %d prompts have room for fewer than %d new tokens: the model reads at most %d",
-            *(short, len(encoded), settings.new_tokens, tokens.max_tokens),
-        )
-    limits = tokens.limits(settings.stop, encoded)
-    found: dict[int, list[Generated]] = {}
+    tokens: SourceTokens | PromptTokens
 
-    def on_token(prompt: Prompt, sample: int, ids: list[int]) -> None:
+    def show(prompt: Prompt, sample: int, ids: list[int]) -> None:
         assert on_text is not None
-        on_text(prompt.number, sample, tokens.text(prompt, ids, settings.stop))
+        on_text(prompt.number, sample, tokens.output_text(prompt, ids, settings.stop))
 
-    with progress("generate", len(encoded), "prompts") as meter:
-        for batch in _batches(encoded, max(settings.samples, settings.beams), batch_tokens):
-            outputs = search(decoder, batch, limits, settings, on_token=None if on_text is None else on_token)
-            found |= {prompt.number: own for prompt, own in zip(batch, outputs, strict=True)}
-            meter.update(len(found))
+    on_token = None if on_text is None else show
+    if model.encoder.config.is_encoder_decoder:
+        tokens = SourceTokens.of(model, tokenizer)
+        sources = tokens.sources(prompts)
+        encoded = tokens.prompts(sources, settings.max_new_tokens)
+        outputs = write_targets(
+            model,
+            tokens,
+            sources,
+            settings,
+            batch_tokens=batch_tokens,
+            device=device,
+            on_token=on_token,
+            progress=progress,
+        )
+    else:
+        decoder = next_tokens(model, device=device)
+        tokens = PromptTokens.of(model, tokenizer)
+        encoded, short = tokens.prompts(prompts, settings.new_tokens)
+        if short:
+            log.warning(
+                "%d of %d prompts have room for fewer than %d new tokens: the model reads at most %d",
+                *(short, len(encoded), settings.new_tokens, tokens.max_tokens),
+            )
+        outputs = search_in_batches(
+            decoder,
+            encoded,
+            tokens.limits(settings.stop, encoded),
+            settings,
+            size=lambda prompt: len(prompt.ids) + prompt.room,
+            batch_tokens=batch_tokens,
+            on_token=on_token,
+            progress=progress,
+        )
 
     def document(prompt: Prompt, output: Generated) -> dict[str, Any]:
-        text = tokens.text(prompt, output.ids, settings.stop)
+        text = tokens.output_text(prompt, output.ids, settings.stop)
         return {"text": text, "ids": output.ids, "score": output.score, "finish": output.finish}
 
     return [
-        {"prompt": text, "outputs": [document(prompt, output) for output in found[prompt.number]]}
-        for text, prompt in zip(prompts, encoded, strict=True)
+        {"prompt": text, "outputs": [document(prompt, output) for output in own]}
+        for text, prompt, own in zip(prompts, encoded, outputs, strict=True)
     ]
-
-
-def _batches(prompts: Sequence[Prompt], rows: int, batch_tokens: int) -> list[list[Prompt]]:
-    """Prompts that are continued together, longest first, so that a batch that is too large fails at once."""
-    batches: list[list[Prompt]] = []
-    room = 0
-    for prompt in sorted(prompts, key=lambda each: -len(each.ids) - each.room):
-        if not batches or (len(batches[-1]) + 1) * rows * room > batch_tokens:
-            batches.append([])
-            room = len(prompt.ids) + prompt.room
-        batches[-1].append(prompt)
-    return batches
 
 
 def _filled(
@@ -155,9 +152,8 @@ def _filled(
     device: torch.device,
     progress: Progress,
 ) -> Documents:
-    predictor = MaskedPredictor(
-        model, tokenizer, suppressed_ids=sorted(tokenizer.special_ids), batch_tokens=batch_tokens, device=device
-    )
+    suppressed = sorted(not_words(tokenizer, model.encoder.vocab_size))
+    predictor = MaskedPredictor(model, tokenizer, suppressed_ids=suppressed, batch_tokens=batch_tokens, device=device)
     texts = masked_texts(
         predictor.rule,
         prompts,

@@ -69,7 +69,7 @@ class GenerationSettings(Settings):
     )
     temperature: float = Field(
         1.0,
-        gt=0,
+        ge=1e-30,  # with smaller ones the logits are infinite
         le=100,
         description="Temperature: the logits are divided by it before a token is drawn; values below 1 favour likely"
         " tokens.",
@@ -82,7 +82,10 @@ class GenerationSettings(Settings):
         description="Draw from the fewest most probable tokens whose probabilities add up to this (default: all).",
     )
     beam: int | None = Field(
-        None, ge=1, le=1000, description="Beam width of a beam search (default for an encoder-decoder: 4)."
+        None,
+        ge=1,
+        le=1000,
+        description="Beam width of a beam search (default: --samples; for an encoder-decoder, at least 4).",
     )
     length_penalty: float | None = Field(
         None,
@@ -158,8 +161,10 @@ class GenerationSettings(Settings):
                 "--burn-in has no effect without --top-k or --top-p, which it delays; give one of them or leave it out"
             )
         changes: dict[str, object] = {"method": method}
-        if reads_source and method == "beam":
-            changes |= {"beam": max(self.beam or USUAL_BEAM, self.samples), "penalty": self.penalty or "gnmt"}
+        if method == "beam":
+            changes["beam"] = max(self.beam or (USUAL_BEAM if reads_source else 1), self.samples)
+        if method == "beam" and reads_source:
+            changes["penalty"] = self.penalty or "gnmt"
         return self.model_copy(update=changes)
 
     @property

@@ -6,6 +6,7 @@ is the text that its tokens add to the prompt's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,22 +20,76 @@ from bertkit.text.tokenizer import Tokenizer
 _ENDS = ("<|endoftext|>", "</s>", "<eos>")
 
 
+def not_words(tokenizer: Tokenizer, rows: int) -> set[int]:
+    """The ids of special tokens, and the rows of a model's word table beyond the vocabulary."""
+    return {*tokenizer.special_ids, *range(tokenizer.vocab_size, rows)}
+
+
 @dataclass(frozen=True)
-class PromptTokens:
-    """Prompts as a model reads them.
+class OutputTokens(ABC):
+    """How outputs start and end, and what text their tokens stand for.
 
     Attributes:
         tokenizer: the model's.
-        start_ids: the token before every text (`Tokenizer.start_id`); empty if the vocabulary has no [CLS].
-        lone_ids: the tokens of an empty prompt.
-        end_ids: tokens that end a text.
-        max_tokens: the longest sequence of the model.
+        start_ids: the tokens before every text that the model writes or continues.
+        end_ids: tokens that end an output.
+        rows: number of rows of the model's word table.
     """
 
     tokenizer: Tokenizer
     start_ids: tuple[int, ...]
-    lone_ids: tuple[int, ...]
     end_ids: frozenset[int]
+    rows: int
+
+    @abstractmethod
+    def added_text(self, prompt: Prompt, ids: Sequence[int]) -> str:
+        """The text that new tokens add to a prompt."""
+
+    def output_text(self, prompt: Prompt, ids: Sequence[int], stops: Sequence[str]) -> str:
+        """`added_text`, up to the first stop text."""
+        text = self.added_text(prompt, ids)
+        places = [place for stop in stops if (place := text.find(stop)) >= 0]
+        return text[: min(places)] if places else text
+
+    @property
+    def suppressed_ids(self) -> set[int]:
+        """Tokens that never occur in an output."""
+        return not_words(self.tokenizer, self.rows) - self.end_ids
+
+    def limits(self, stops: Sequence[str], prompts: Sequence[Prompt]) -> Limits:
+        """Where the outputs of these prompts end, and which tokens never occur in them.
+
+        Raises:
+            UsageError: a stop text is empty, or can never appear.
+        """
+        for stop in stops:
+            if not stop:
+                raise UsageError("--stop: an empty text is in every output; give at least one character")
+            self.check_stop(stop)
+        by_number = {prompt.number: prompt for prompt in prompts}
+
+        def is_stop(number: int, ids: Sequence[int]) -> bool:
+            text = self.added_text(by_number[number], ids)
+            return any(stop in text for stop in stops)
+
+        return Limits(self.end_ids, tuple(sorted(self.suppressed_ids)), is_stop if stops else None)
+
+    def check_stop(self, stop: str) -> None:
+        """Raise UsageError if this text can never appear; here, nothing is checked."""
+        return
+
+
+@dataclass(frozen=True)
+class PromptTokens(OutputTokens):
+    """Prompts as a model without a source reads them. `start_ids` is the token before every text
+    (`Tokenizer.start_id`); empty if the vocabulary has no [CLS].
+
+    Attributes:
+        lone_ids: the tokens of an empty prompt.
+        max_tokens: the longest sequence of the model.
+    """
+
+    lone_ids: tuple[int, ...]
     max_tokens: int
 
     @classmethod
@@ -46,21 +101,21 @@ class PromptTokens:
         ends |= {known for name in _ENDS if (known := tokenizer.id(name)) is not None}
         lone = start or _ids(model.extras.get("bos_token_id"), tokenizer)[:1]
         lone = lone or tuple(known for name in START_TOKENS if (known := tokenizer.id(name)) is not None)[:1]
-        return cls(tokenizer, start, lone, frozenset(ends), model.encoder.max_tokens)
+        encoder = model.encoder
+        return cls(tokenizer, start, frozenset(ends), encoder.vocab_size, lone, encoder.max_tokens)
 
-    def prompts(self, texts: Sequence[str], max_new_tokens: int, *, first: int = 0) -> tuple[list[Prompt], int]:
+    def prompts(self, texts: Sequence[str], max_new_tokens: int) -> tuple[list[Prompt], int]:
         """The prompts of these texts, and how many of them have room for fewer new tokens than requested.
 
         Args:
             texts: a special token written out in a text is read as that token.
             max_new_tokens: new tokens of each.
-            first: number of the first prompt.
 
         Raises:
             DataError: a text is too long, or is empty and the vocabulary has no token to start from.
         """
         prompts, short = [], 0
-        for number, (text, ids) in enumerate(zip(texts, self.tokenizer.encode_batch(texts), strict=True), start=first):
+        for number, (text, ids) in enumerate(zip(texts, self.tokenizer.encode_batch(texts), strict=True)):
             row = [*self.start_ids, *ids] or list(self.lone_ids)
             if not row:
                 raise DataError(
@@ -76,35 +131,14 @@ class PromptTokens:
             prompts.append(Prompt(row, number, room))
         return prompts, short
 
-    def limits(self, stops: Sequence[str], prompts: Sequence[Prompt] = ()) -> Limits:
-        """Where outputs end, and the special tokens that never occur in one.
-
-        Raises:
-            UsageError: a stop text can never appear.
-        """
-        for stop in stops:
-            self._check_stop(stop)
-        by_number = {prompt.number: prompt for prompt in prompts}
-
-        def is_stop(number: int, ids: Sequence[int]) -> bool:
-            text = self.text(by_number[number], ids)
-            return any(stop in text for stop in stops)
-
-        suppressed = tuple(sorted(self.tokenizer.special_ids - self.end_ids))
-        return Limits(self.end_ids, suppressed, is_stop if stops else None)
-
-    def text(self, prompt: Prompt, ids: Sequence[int], stops: Sequence[str] = ()) -> str:
-        """The text that new tokens add to a prompt, up to the first stop text."""
+    def added_text(self, prompt: Prompt, ids: Sequence[int]) -> str:
         own = prompt.ids[len(self.start_ids) :]
         before = self.tokenizer.decode(own) if own else ""
         whole = self.tokenizer.decode([*own, *ids])
-        text = whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(ids)
-        places = [place for stop in stops if (place := text.find(stop)) >= 0]
-        return text[: min(places)] if places else text
+        return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(ids)
 
-    def _check_stop(self, stop: str) -> None:
-        if not stop:
-            raise UsageError("--stop: an empty text is in every output; give at least one character")
+    def check_stop(self, stop: str) -> None:
+        """Raise UsageError if the vocabulary cannot form this text."""
         attempts = (stop, f"{stop}{stop}", f"a{stop}a", f"{stop} {stop}")
         unknown = self.tokenizer.unk_id if "unk" in self.tokenizer.roles else None
         for ids in self.tokenizer.encode_batch(attempts):

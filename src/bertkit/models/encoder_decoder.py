@@ -23,7 +23,6 @@ from bertkit.models.attention.cross_attention import CrossAttention, EncodedSour
 from bertkit.models.attention.self_attention import Bias, SelfAttention
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, TiedVocabularyHead
-from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
@@ -101,20 +100,6 @@ class EncoderDecoderConfig(EncoderConfig):
             if contents[key] is None:
                 contents[key] = getattr(self, other)
         return {**contents, "is_encoder_decoder": True}
-
-
-class InnerDropoutFeedForward(FeedForward):
-    """A feed-forward layer with dropout after its activation."""
-
-    def __init__(self, width: int, inner_width: int, activation: Activation, *, dropout_rate: float) -> None:
-        super().__init__(width, inner_width, activation)
-        self.dropout = Dropout(dropout_rate)
-
-    def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
-        inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
-        inner_TF = self.dropout(self.activation(inner_TF))
-        output: Tensor = self.outer(scope.tap("hook_post", inner_TF))
-        return output
 
 
 class DecoderLayer(nn.Module, ABC):

@@ -45,7 +45,6 @@ LayerChoice = Literal[
 """The rows of table 7, and ELMo's sum, which includes the first layer's input."""
 
 _LAST_FOUR = 4
-_BASE = INNER
 
 
 @dataclass(frozen=True)
@@ -147,20 +146,20 @@ class FeatureLstmConfig(EncoderConfig):
         elif ".mix." in f".{name}":
             parameter.fill_(1.0 if name.endswith("scale") else 0.0)
         else:
-            self.base.draw(name.replace(f".{_BASE}.", ".", 1), parameter, generator)
+            self.base.draw(name.replace(f".{INNER}.", ".", 1), parameter, generator)
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
-        base = contents.get(_BASE)
+        base = contents.get(INNER)
         if not isinstance(base, dict) or base.get("model_type") not in FAMILIES:
-            raise ValueError(f"{_BASE}: expected the encoder's own settings with its model_type; found {base!r}")
-        own = {name: contents[name] for name in cls.model_fields if name != _BASE and name in contents}
-        return cls.model_validate({_BASE: FAMILIES[base["model_type"]].from_hub(base), **own})
+            raise ValueError(f"{INNER}: expected the encoder's own settings with its model_type; found {base!r}")
+        own = {name: contents[name] for name in cls.model_fields if name != INNER and name in contents}
+        return cls.model_validate({INNER: FAMILIES[base["model_type"]].from_hub(base), **own})
 
     def to_hub(self) -> dict[str, Any]:
         return {
-            **self.model_dump(mode="json", exclude={_BASE}),
-            _BASE: {"model_type": self.base.model_type, **self.base.to_hub()},
+            **self.model_dump(mode="json", exclude={INNER}),
+            INNER: {"model_type": self.base.model_type, **self.base.to_hub()},
         }
 
 
@@ -187,9 +186,10 @@ class FeatureLstm(Encoder):
         store: precomputed features; None: compute them each time.
     """
 
+    config: FeatureLstmConfig
+
     def __init__(self, config: FeatureLstmConfig, base: Encoder) -> None:
         super().__init__(config, width=2 * config.lstm_width, vocab_size=base.vocab_size)
-        self.settings = config
         self.base = base
         read = base.width * len(config.states)
         self.mix = LayerMix(len(config.states)) if config.is_sum else nn.Identity()
@@ -208,7 +208,7 @@ class FeatureLstm(Encoder):
     def hub_names(self) -> Names:  # type: ignore[override]  # a class variable elsewhere; here they depend on the base
         """The encoder's names with its own prefix, and the LSTM's."""
         own = {name: name for name, part in (("mix", self.mix), ("lstm", self.lstm)) if list(part.parameters())}
-        return {**prefixed(self.base.hub_names, f"{_BASE}.", f"{self._prefix}."), **own}
+        return {**prefixed(self.base.hub_names, f"{INNER}.", f"{self._prefix}."), **own}
 
     @property
     def _prefix(self) -> str:
@@ -243,11 +243,11 @@ class FeatureLstm(Encoder):
         kept = self.store.get(batch) if self.store is not None and recorder is None else None
         if kept is not None:
             return kept.to(batch.ids_T.device)
-        points = [_point(state) for state in self.settings.states if state < self.settings.base_layers]
+        points = [_point(state) for state in self.config.states if state < self.config.base_layers]
         relay = _Relay(points, recorder)
         with torch.set_grad_enabled(torch.is_grad_enabled() and recorder is not None):
             last_TD = self.base(batch, relay)
-            states = [relay.kept.get(_point(state), last_TD) for state in self.settings.states]
+            states = [relay.kept.get(_point(state), last_TD) for state in self.config.states]
             return torch.cat(states, dim=-1).float()
 
     def with_global_tokens(self, batch: PackedBatch, heads: Sequence[str]) -> PackedBatch:
@@ -260,7 +260,7 @@ class FeatureLstm(Encoder):
     def to_hub(self) -> dict[str, Any]:
         own = self.base.to_hub()
         gone = pruned_to_hub(self.base)
-        return {**own, _BASE: {**self.settings.to_hub()[_BASE], **gone}} if gone else own
+        return {**own, INNER: {**self.config.to_hub()[INNER], **gone}} if gone else own
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
         return [layout.below(f"{self._prefix}.") for layout in self.base.tensor_layouts()]

@@ -81,6 +81,16 @@ class HeadedModel(nn.Module):
     def has_pooler(self) -> bool:
         return hasattr(self, POOLER)
 
+    @property
+    def heads(self) -> list[str]:
+        """The heads, and `pooler` if there is one: the constructor's argument for a model with the same parts."""
+        return [*self.head_names, *([POOLER] if self.has_pooler else [])]
+
+    @property
+    def heads_in_words(self) -> str:
+        """Which heads it has, for messages."""
+        return f"its heads are {', '.join(self.head_names)}" if self.head_names else "it has no heads"
+
     def named_companions(self) -> dict[str, HeadedModel]:
         """The companions, typed as `HeadedModel`."""
         return {name: companion for name, companion in self.companions.items() if isinstance(companion, HeadedModel)}

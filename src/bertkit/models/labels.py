@@ -105,6 +105,6 @@ class Labels:
         if exact.keys() == set(wanted):  # some may differ in case alone
             return tuple(exact[name] for name in wanted)
         here = {name.casefold(): number for number, name in enumerate(self.names)}
-        if sorted(here) != sorted(name.casefold() for name in wanted):
+        if sorted(map(str.casefold, self.names)) != sorted(map(str.casefold, wanted)):
             raise DataError(f"{source}: the classifier's labels are {', '.join(self.names)}, not {', '.join(wanted)}")
         return tuple(here[name.casefold()] for name in wanted)

@@ -26,13 +26,13 @@ from torch.utils.checkpoint import checkpoint
 from bertkit.arrays import Float32Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.files import file_within, read_json, write_json
+from bertkit.files import read_json, write_json
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import Encoder
 from bertkit.models.families.modernbert import ModernBertAttention
 from bertkit.models.families.rotary_encoder import RotaryAttention
 from bertkit.models.files.hub import WEIGHTS_FILE, load_model
-from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, write_safetensors
+from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, module_directories, write_safetensors
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence import (
     MASK_MODULE,
@@ -42,12 +42,12 @@ from bertkit.models.sentence import (
     Normalise,
     TextReading,
     modules_after,
-    read_modules,
+    optional_json,
     settings_file,
     stored_length,
     whole_number,
 )
-from bertkit.models.sentence_files import version_settings
+from bertkit.models.sentence_files import version_settings, write_modules
 
 Expansion = Literal["hidden", "attended"]
 """How queries are filled up: whether tokens attend to the added ones."""
@@ -57,13 +57,7 @@ PROJECTION = "projection"
 PUNCTUATION = tuple(string.punctuation)
 _TOKENS = "token_embeddings"
 _PACKAGE = "sentence_transformers.base.modules"
-_TYPES = {
-    "Transformer": f"{_PACKAGE}.transformer.Transformer",
-    "Dense": f"{_PACKAGE}.dense.Dense",
-    MASK_MODULE: f"sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.{MASK_MODULE}",
-    "Normalize": f"{_PACKAGE}.normalize.Normalize",
-}
-"""The kinds of modules, in the order in which they are written, with their types in modules.json."""
+_MASK_TYPE = f"sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.{MASK_MODULE}"
 _CELLS = 1 << 24
 """Dot products of tokens that are computed at once."""
 
@@ -206,18 +200,18 @@ def load_token_model(directory: Path) -> TokenModel:
     Raises:
         DataError: a file is damaged, or something is not supported.
     """
-    listed = directory / MODULES_FILE
-    steps = [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
+    steps = module_directories(directory)
     if not steps or steps[0][0] != "Transformer":
-        raise DataError(f"{listed}: expected a Transformer first, found {steps[0][0] if steps else 'nothing'}")
+        raise DataError(
+            f"{directory / MODULES_FILE}: expected a Transformer first, found {steps[0][0] if steps else 'nothing'}"
+        )
     root = steps[0][1]
     model, _ = load_model(root, heads=())
     mask = next((read_json(path / CONFIG_FILE) for kind, path in steps if kind == MASK_MODULE), {})
     others = [step for step in steps[1:] if step[0] != MASK_MODULE]
     modules = modules_after(others, model.encoder.width, reads=_TOKENS)
-    version = read_json(directory / VERSION_FILE) if (directory / VERSION_FILE).is_file() else {}
-    file = settings_file(root)
-    settings = read_json(file) if file.is_file() else {}
+    version, file = optional_json(directory / VERSION_FILE), settings_file(root)
+    settings = optional_json(file)
     reading = TextReading.of(directory, root)
     if version.get("model_type") == "ColBERT":
         settings, mask = _settings_of_pylate(version) | settings, {"skiplist_words": version.get("skiplist_words", [])}
@@ -306,19 +300,11 @@ def write_token_files(
         max_tokens: of the longest sequence.
         reading: prompts and lower-casing.
     """
-    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(list(_TYPES)[1:], start=1))]
-    for path in paths[1:]:
-        (directory / path).mkdir(exist_ok=True)
     names = {"module_input_name": _TOKENS, "module_output_name": _TOKENS}
     width, inner = weight_ED.shape
-    linear = {"in_features": inner, "out_features": width, "bias": False}
     activation = {"activation_function": "torch.nn.modules.linear.Identity"}
-    write_json(directory / paths[1] / CONFIG_FILE, linear | activation | names)
-    weight = weight_ED.detach().float().cpu().contiguous()
-    write_safetensors(directory / paths[1] / WEIGHTS_FILE, {"linear.weight": weight})
+    dense = {"in_features": inner, "out_features": width, "bias": False} | activation | names
     mask = {"skiplist_words": list(interaction.skipped), "skiplist_tasks": ["document"], "keep_only_token_ids": None}
-    write_json(directory / paths[2] / CONFIG_FILE, mask)
-    write_json(directory / paths[3] / CONFIG_FILE, names)
     attend = interaction.expansion == "attended"
     expansion = {"strategy": "fixed", "attend": attend, "token": None, "length": interaction.query_length}
     lengths = {
@@ -330,10 +316,11 @@ def write_token_files(
     }
     write_json(directory / SETTINGS_FILE, lengths)
     kind = {"model_type": "MultiVectorEncoder", "similarity_fn_name": None}
-    prompts = {"prompts": dict(reading.prompts), "default_prompt_name": reading.default}
-    write_json(directory / VERSION_FILE, version_settings() | prompts | kind)
-    entries = [
-        {"idx": number, "name": str(number), "path": path, "type": kind}
-        for number, (path, kind) in enumerate(zip(paths, _TYPES.values(), strict=True))
-    ]
-    write_json(directory / MODULES_FILE, entries)
+    write_json(directory / VERSION_FILE, version_settings(reading) | kind)
+    (projection, *_) = write_modules(
+        directory,
+        f"{_PACKAGE}.transformer.Transformer",
+        [(f"{_PACKAGE}.dense.Dense", dense), (_MASK_TYPE, mask), (f"{_PACKAGE}.normalize.Normalize", names)],
+    )
+    weight = weight_ED.detach().float().cpu().contiguous()
+    write_safetensors(projection / WEIGHTS_FILE, {"linear.weight": weight})

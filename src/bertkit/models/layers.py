@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -225,21 +225,22 @@ class PreNorm(_Layer):
 
 
 class _PlainAttention(_Layer):
-    """A layer whose attention reads only the states."""
+    """A layer whose attention reads the states and, in some families, further inputs."""
 
     def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
+        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None, **more: Any
     ) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone; `more` are further inputs of the attention."""
 
         def attention(states_TD: Tensor) -> Tensor:
-            attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M)
+            attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M, **more)
             return attended
 
         return self.around(hidden_TD, attention, scope, index_M)
 
     def forward_summary_token(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
-        """Output of `forward` for one token of every sequence, (B, D); see `SelfAttention.forward_summary_token`."""
+        """Output of `forward` for one token of every sequence, (B, D), without further inputs; see
+        `SelfAttention.forward_summary_token`."""
         read_TD = self.read(hidden_TD)
 
         def attention(states_BD: Tensor) -> Tensor:

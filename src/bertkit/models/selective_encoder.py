@@ -9,7 +9,7 @@ Shapes: T packed tokens, D width, M selected tokens.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,15 +45,15 @@ class SelectiveEncoder(Encoder):
 
 
 class LayeredEncoder(SelectiveEncoder):
-    """Embeddings, layers that read states, sequences and an input of their own, and a norm if there is one."""
+    """Embeddings, layers that read states, sequences and further inputs, and a norm if there is one."""
 
     @abstractmethod
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """The input of the first layer, (T, D)."""
 
     @abstractmethod
-    def layer_inputs(self, batch: PackedBatch) -> Sequence[Any]:
-        """What each layer reads in addition to states and sequences."""
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, Any]]:
+        """What each layer reads in addition to states and sequences, by name."""
 
     def through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         """As in the base class. Points: those of `embed` and `finish`, and those of each layer below `blocks.N.`."""
@@ -61,5 +61,5 @@ class LayeredEncoder(SelectiveEncoder):
         last = len(self.layers) - 1
         for number, (own, layer) in enumerate(zip(inputs, self.layers, strict=True)):
             asked_M = index_M if number == last else None
-            hidden_TD = layer(hidden_TD, batch.sequences, own, scope.within(f"blocks.{number}."), asked_M)
+            hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."), asked_M, **own)
         return self.finish(hidden_TD, scope)

@@ -1,8 +1,9 @@
 """Sentence encoders: an encoder, a pooling of its states, and further modules.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. Directories are those of `sentence-transformers`:
-modules.json lists the modules; the encoder is in the root or in 0_Transformer. Unlike the pooler in headed.py, pooling
-can use all states, and nothing here is trained for a task. Sibling splade.py has the pooling of sparse vectors.
+modules.json lists the modules; the encoder, the first one, is in the root or in a directory of its own. Unlike the
+pooler in headed.py, pooling can use all states, and nothing here is trained for a task. Sibling splade.py has the
+pooling of sparse vectors.
 
 Shapes: T packed tokens, B sequences, D width, E width of the vectors.
 """
@@ -13,9 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
-import tokenizers
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -23,10 +23,17 @@ from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.files import file_within, read_json, read_json_file
-from bertkit.models.families.static import load_static
+from bertkit.files import read_json
+from bertkit.models.families.static import load_static, truncation
 from bertkit.models.files.hub import load_model
-from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, find_weights, read_weights
+from bertkit.models.files.model_files import (
+    CONFIG_FILE,
+    MODULES_FILE,
+    find_weights,
+    module_directories,
+    read_modules,
+    read_weights,
+)
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.splade import (
@@ -181,10 +188,9 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     if not (directory / MODULES_FILE).is_file():
         model, _ = load_model(directory, heads=())
         return SentenceModel(model).eval()
-    listed = directory / MODULES_FILE
-    steps = [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
+    listed, steps = directory / MODULES_FILE, module_directories(directory)
     if steps and steps[0][0] == "StaticEmbedding":
-        table, cut = load_static(steps[0][1]), _truncation(steps[0][1] / "tokenizer.json")
+        table, cut = load_static(steps[0][1]), truncation(steps[0][1] / "tokenizer.json")
         after = modules_after(steps[1:], table.encoder.width)
         reading = TextReading.of(directory, steps[0][1])
         return SentenceModel(table, modules=after, max_tokens=cut, reading=reading).eval()
@@ -195,7 +201,7 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     if heads and report.newly_initialised:
         raise DataError(no_words_head(str(root)))
     file = settings_file(root)
-    settings = _optional(file)
+    settings = optional_json(file)
     reading = TextReading.of(directory, root)
     modes, pools_prompt = _modes(kind, pooling / CONFIG_FILE, reading)
     width = model.encoder.vocab_size if heads else model.encoder.width * len(modes)
@@ -242,9 +248,9 @@ class TextReading:
             DataError: a file is damaged.
         """
         prompts = read_prompts(directory / VERSION_FILE)
-        name = _optional(directory / VERSION_FILE).get("default_prompt_name")
-        lowercases = bool(_optional(settings_file(encoder)).get("do_lower_case", False))
-        return cls(prompts, name if name in prompts else None, lowercases)
+        name = optional_json(directory / VERSION_FILE).get("default_prompt_name")
+        lowercases = bool(optional_json(settings_file(encoder)).get("do_lower_case", False))
+        return cls(prompts, name if isinstance(name, str) and name in prompts else None, lowercases)
 
     @property
     def default_prompt(self) -> str:
@@ -300,7 +306,7 @@ def read_prompts(path: Path) -> dict[str, str]:
     Raises:
         DataError: they are not texts.
     """
-    prompts = _optional(path).get("prompts") or {}
+    prompts = optional_json(path).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
         raise DataError(f"{path}: prompts: expected texts by name")
     return {name: text for name, text in prompts.items() if text}
@@ -309,22 +315,24 @@ def read_prompts(path: Path) -> dict[str, str]:
 def is_embedder(directory: Path) -> bool:
     """Whether a directory of `sentence-transformers` pools states. A cross-encoder of version 6 also has modules.json,
     but with only a Transformer."""
-    listed = directory / MODULES_FILE
-    pooling = ("Pooling", POOLING, "StaticEmbedding")
-    return listed.is_file() and any(module.kind in pooling for module in read_modules(listed))
+    return not _kinds(directory).isdisjoint(("Pooling", POOLING, "StaticEmbedding"))
 
 
 def is_sparse_embedder(directory: Path) -> bool:
     """Whether a directory of `sentence-transformers` computes sparse vectors."""
-    listed = directory / MODULES_FILE
-    return listed.is_file() and any(module.kind == POOLING for module in read_modules(listed))
+    return POOLING in _kinds(directory)
 
 
 def is_token_encoder(directory: Path) -> bool:
     """Whether a directory of `sentence-transformers` or PyLate computes a vector for each token."""
-    listed, version = directory / MODULES_FILE, _optional(directory / VERSION_FILE)
-    is_named = version.get("model_type") in ("MultiVectorEncoder", "ColBERT")
-    return listed.is_file() and (is_named or any(module.kind == MASK_MODULE for module in read_modules(listed)))
+    kinds, version = _kinds(directory), optional_json(directory / VERSION_FILE)
+    return MASK_MODULE in kinds or (bool(kinds) and version.get("model_type") in ("MultiVectorEncoder", "ColBERT"))
+
+
+def _kinds(directory: Path) -> set[str]:
+    """The kinds of modules in a directory of `sentence-transformers`; none in any other."""
+    listed = directory / MODULES_FILE
+    return {module.kind for module in read_modules(listed)} if listed.is_file() else set()
 
 
 def read_pooling(directory: Path) -> tuple[tuple[AnyPooling, ...], tuple[str, ...]]:
@@ -333,12 +341,10 @@ def read_pooling(directory: Path) -> tuple[tuple[AnyPooling, ...], tuple[str, ..
     Raises:
         DataError: a file is damaged, or the modules do not begin with an encoder and a pooling.
     """
-    listed = directory / MODULES_FILE
-    modules = read_modules(listed)
-    kinds = tuple(module.kind for module in modules)
-    _check_first(listed, kinds)
-    reading = TextReading.of(directory, file_within(directory, modules[0].path, listed))
-    modes, _ = _modes(kinds[1], file_within(directory, modules[1].path, listed) / CONFIG_FILE, reading)
+    steps = module_directories(directory)
+    kinds = tuple(kind for kind, _ in steps)
+    _check_first(directory / MODULES_FILE, kinds)
+    modes, _ = _modes(kinds[1], steps[1][1] / CONFIG_FILE, TextReading.of(directory, steps[0][1]))
     return modes, kinds[2:]
 
 
@@ -356,35 +362,6 @@ def _check_first(listed: Path, kinds: Sequence[str]) -> None:
         )
 
 
-class ModuleEntry(NamedTuple):
-    """An entry of modules.json: its kind, such as Pooling, and its directory below the model's."""
-
-    kind: str
-    path: str
-
-
-def read_modules(path: Path) -> list[ModuleEntry]:
-    """The modules of a modules.json in order; callers check the names of directories with `file_within`.
-
-    Raises:
-        DataError: the file does not contain a list of modules.
-    """
-    steps = read_json_file(path)
-    if not isinstance(steps, list) or not all(map(_is_module, steps)):
-        raise DataError(f"{path}: expected a list of modules, each with a type and path (texts) and an idx (integer)")
-    ordered = sorted(steps, key=lambda step: int(step.get("idx", 0)))
-    return [ModuleEntry(step["type"].rpartition(".")[2], step.get("path", "")) for step in ordered]
-
-
-def _is_module(step: Any) -> bool:
-    return (
-        isinstance(step, dict)
-        and isinstance(step.get("type"), str)
-        and isinstance(step.get("path", ""), str)
-        and isinstance(step.get("idx", 0), int)
-    )
-
-
 def modules_after(steps: Sequence[tuple[str, Path]], width: int, *, reads: str = _VECTOR) -> list[nn.Module]:
     """The modules for vectors of this width, which they read and replace under the name `reads`.
 
@@ -397,7 +374,7 @@ def modules_after(steps: Sequence[tuple[str, Path]], width: int, *, reads: str =
             raise DataError(
                 f"{path}: a module of type {kind} is not supported; known are Transformer, Pooling, Dense, Normalize"
             )
-        settings = _optional(path / CONFIG_FILE)
+        settings = optional_json(path / CONFIG_FILE)
         for key in ("module_input_name", "module_output_name"):
             if settings.get(key) not in (None, reads):
                 raise DataError(f"{path / CONFIG_FILE}: {key} is {settings[key]!r}; only {reads!r} is supported")
@@ -416,23 +393,18 @@ def modules_after(steps: Sequence[tuple[str, Path]], width: int, *, reads: str =
 
 
 def _dense(path: Path) -> Dense:
-    settings = read_json(path / CONFIG_FILE)
+    file = path / CONFIG_FILE
+    settings = read_json(file)
     if settings.get("use_residual", False):
-        raise DataError(f"{path / CONFIG_FILE}: use_residual is true; only a Dense module without it is supported")
+        raise DataError(f"{file}: use_residual is true; only a Dense module without it is supported")
     name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
     if name not in _DENSE_ACTIVATIONS:
-        raise DataError(
-            f"{path / CONFIG_FILE}: activation_function is {name!r}; known are {', '.join(_DENSE_ACTIVATIONS)}"
-        )
-    inputs, outputs = (whole_number(settings, key, path / CONFIG_FILE) for key in ("in_features", "out_features"))
+        raise DataError(f"{file}: activation_function is {name!r}; known are {', '.join(_DENSE_ACTIVATIONS)}")
+    inputs, outputs = (whole_number(settings, key, file) for key in ("in_features", "out_features"))
     if inputs is None or outputs is None:
-        raise DataError(f"{path / CONFIG_FILE}: in_features or out_features is missing; give both")
-    dense = Dense(
-        inputs,
-        outputs,
-        bias=bool(settings.get("bias", True)),
-        activation=_DENSE_ACTIVATIONS[name](),
-    )
+        raise DataError(f"{file}: in_features or out_features is missing; give both")
+    activation = _DENSE_ACTIVATIONS[name]()
+    dense = Dense(inputs, outputs, bias=bool(settings.get("bias", True)), activation=activation)
     weights = find_weights(path)
     try:
         dense.load_state_dict(read_weights(weights))
@@ -442,16 +414,13 @@ def _dense(path: Path) -> Dense:
 
 
 def _modes(kind: str, path: Path, reading: TextReading) -> tuple[tuple[AnyPooling, ...], bool]:
-    """The modes of a pooling of this kind, and whether it includes the tokens of a prompt."""
-    return (read_mode(path), True) if kind == POOLING else _pooling_modes(path, reading)
-
-
-def _pooling_modes(path: Path, reading: TextReading) -> tuple[tuple[PoolingMode, ...], bool]:
-    """The modes of a pooling, and whether it includes the tokens of a prompt.
+    """The modes of a pooling of this kind, and whether it includes the tokens of a prompt.
 
     Raises:
         DataError: a mode is unknown, or the default prompt would have to be left out.
     """
+    if kind == POOLING:
+        return read_mode(path), True
     settings = read_json(path)
     pools_prompt = bool(settings.get("include_prompt", True))
     if reading.default_prompt and not pools_prompt:
@@ -459,27 +428,16 @@ def _pooling_modes(path: Path, reading: TextReading) -> tuple[tuple[PoolingMode,
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in OLD_POOLING_KEYS.items() if settings.get(key)] or ["mean"]
-    modes = (modes,) if isinstance(modes, str) else tuple(modes) if isinstance(modes, list) else (modes,)
-    unknown = [mode for mode in modes if mode not in get_args(PoolingMode)]
-    if unknown:
-        raise DataError(f"{path}: pooling_mode is {unknown[0]!r}; known are {', '.join(get_args(PoolingMode))}")
+    modes = tuple(modes) if isinstance(modes, list) else (modes,)
+    if not modes or not all(mode in get_args(PoolingMode) for mode in modes):
+        given = settings["pooling_mode"]
+        raise DataError(f"{path}: pooling_mode is {given!r}; known are {', '.join(get_args(PoolingMode))}")
     return modes, pools_prompt
-
-
-def _truncation(path: Path) -> int | None:
-    """The length to which a tokenizer.json itself truncates texts, which sentence-transformers does for a table."""
-    if not path.is_file():
-        return None
-    try:
-        settings = tokenizers.Tokenizer.from_file(str(path)).truncation
-    except Exception as error:  # a plain one for every fault of a file
-        raise DataError(f"{path}: not a readable tokenizer file: {error}") from error
-    return None if settings is None else int(settings["max_length"])
 
 
 def stored_length(root: Path) -> int | None:
     """The maximum length where sentence-transformers 6 stores it; older versions use sentence_bert_config.json."""
-    limit = _optional(root / "tokenizer_config.json").get("model_max_length")
+    limit = optional_json(root / "tokenizer_config.json").get("model_max_length")
     return int(limit) if isinstance(limit, int | float) and 1 <= limit < math.inf else None
 
 
@@ -495,5 +453,6 @@ def whole_number(settings: Mapping[str, Any], key: str, path: Path) -> int | Non
     return value
 
 
-def _optional(path: Path) -> dict[str, Any]:
+def optional_json(path: Path) -> dict[str, Any]:
+    """The contents of a JSON file; empty if there is none."""
     return read_json(path) if path.is_file() else {}

@@ -5,7 +5,7 @@ Formats of `sentence-transformers`, with keys that its versions 2 to 6 read. Sib
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from bertkit.models.splade import ENCODERS, MODULE_TYPES, POOLING, VERSION_KEYS,
 
 _OLDEST = "2.2.2"
 """The oldest version that uses these keys; readers interpret them by it."""
-_PACKAGE = "sentence_transformers.models"
+PACKAGE = "sentence_transformers.models"
 
 
 def write_sentence_files(
@@ -40,25 +40,37 @@ def write_sentence_files(
     """
     reading = reading or TextReading()
     sparse = is_sparse(pooling)
-    kinds = [ENCODERS[0], POOLING] if sparse else ["Transformer", "Pooling"]
-    kinds += ["Normalize"] if normalise else []
-    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
-    for path in paths[1:]:
-        (directory / path).mkdir(exist_ok=True)
     modes = {key: mode in pooling for key, mode in OLD_POOLING_KEYS.items()}
     how = {"word_embedding_dimension": width, **modes, "include_prompt": True}
-    write_json(directory / paths[1] / CONFIG_FILE, pooling_json(pooling[0], width) if sparse else how)
+    encoder = MODULE_TYPES[ENCODERS[0]] if sparse else f"{PACKAGE}.Transformer"
+    pool = (MODULE_TYPES[POOLING], pooling_json(pooling[0], width)) if sparse else (f"{PACKAGE}.Pooling", how)
     write_json(directory / SETTINGS_FILE, {"max_seq_length": max_tokens, "do_lower_case": reading.lowercases})
+    write_json(directory / VERSION_FILE, version_settings(reading) | (VERSION_KEYS if sparse else {}))
+    write_modules(directory, encoder, [pool, *([(f"{PACKAGE}.Normalize", None)] if normalise else [])])
+
+
+def version_settings(reading: TextReading) -> dict[str, Any]:
+    """The contents of the file with the version and the prompts."""
     prompts = {"prompts": dict(reading.prompts), "default_prompt_name": reading.default}
-    write_json(directory / VERSION_FILE, version_settings() | prompts | (VERSION_KEYS if sparse else {}))
+    return {"__version__": {"sentence_transformers": _OLDEST}, **prompts, "similarity_fn_name": "cosine"}
+
+
+def write_modules(directory: Path, encoder: str, others: Sequence[tuple[str, Mapping[str, Any] | None]]) -> list[Path]:
+    """Write modules.json, and a directory with its config.json for each module after the encoder; their directories.
+
+    Args:
+        directory: the encoder's.
+        encoder: its type.
+        others: type and settings of the other modules; None: a module without a config.json.
+    """
+    paths = ["", *(f"{number}_{kind.rpartition('.')[2]}" for number, (kind, _) in enumerate(others, start=1))]
+    for path, (_, settings) in zip(paths[1:], others, strict=True):
+        (directory / path).mkdir(exist_ok=True)
+        if settings is not None:
+            write_json(directory / path / CONFIG_FILE, settings)
     entries = [
-        {"idx": number, "name": str(number), "path": path, "type": MODULE_TYPES.get(kind, f"{_PACKAGE}.{kind}")}
-        for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+        {"idx": number, "name": str(number), "path": path, "type": kind}
+        for number, (path, kind) in enumerate(zip(paths, [encoder, *(kind for kind, _ in others)], strict=True))
     ]
     write_json(directory / MODULES_FILE, entries)
-
-
-def version_settings() -> dict[str, Any]:
-    """The contents of the file with the version."""
-    settings: dict[str, Any] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-    return {"__version__": {"sentence_transformers": _OLDEST}, **settings}
+    return [directory / path for path in paths[1:]]

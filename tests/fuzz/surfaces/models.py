@@ -15,9 +15,9 @@ from tests.fuzz.surfaces.base import Surface, written
 def models(home: Path) -> list[Surface]:
     """The files of a model directory, damaged one at a time while the others are intact."""
     from bertkit.models.files.hub import load_model, read_config
+    from bertkit.models.files.model_files import read_modules
     from bertkit.models.labels import Labels
     from bertkit.models.scoring.fill_mask import fill_masks
-    from bertkit.models.sentence import read_modules
     from bertkit.text.tokenizer_files import load_tokenizer
     from tests.inference.test_export import small_model
 

@@ -32,6 +32,8 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.longformer import LongformerConfig
 from bertkit.models.families.roberta import RobertaConfig
+from bertkit.models.families.t5 import T5Config
+from bertkit.models.families.transformer import TransformerSeq2SeqConfig
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
 
@@ -53,6 +55,7 @@ WITHOUT = {
 }
 WIDTH, HEADS, HEAD_WIDTH, LAYERS = 35, 5, 7, 3
 CHOSEN = {0: [0, 4], 2: [3]}
+SMALL_SEQ2SEQ = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 8, "intermediate_size": 16}
 
 
 def twins_model(case: Case, directory: Path) -> HeadedModel:
@@ -111,6 +114,30 @@ def test_a_family_whose_heads_hang_together_is_refused_by_name(name: str, tmp_pa
     model = twins_model(CASES[name], tmp_path)
     with pytest.raises(UsageError, match=rf"family {model.encoder.config.model_type}: .*{WITHOUT[name]}.*magnitude"):
         prune_heads(model, {0: [1]})
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (T5Config(**SMALL_SEQ2SEQ, head_width=4), "a bias for every head"),
+        (TransformerSeq2SeqConfig(**SMALL_SEQ2SEQ, fixed_heads=True), "attend by position alone"),
+    ],
+)
+def test_an_encoder_decoder_whose_heads_hang_together_is_refused(config: EncoderConfig, said: str) -> None:
+    model = HeadedModel(config.build(30), ["seq2seq_lm"])
+    with pytest.raises(UsageError, match=said):
+        prune_heads(model, {0: [1]})
+
+
+def test_the_decoder_keeps_its_layers_if_the_encoder_loses_some() -> None:
+    model = HeadedModel(TransformerSeq2SeqConfig(**SMALL_SEQ2SEQ).build(30), ["seq2seq_lm"])
+    model.initialise(0)
+    fewer = keep_layers(model, [0, 2])
+    assert (len(fewer.encoder.layers), len(fewer.encoder.decoder_layers)) == (2, 3)
+    kept, whole = dict(fewer.named_parameters()), dict(model.named_parameters())
+    decoder = [name for name in whole if ".decoder_layers." in name]
+    assert decoder
+    assert all(torch.equal(kept[name], whole[name]) for name in decoder)
 
 
 def test_a_head_is_three_times_its_rows_and_its_columns() -> None:

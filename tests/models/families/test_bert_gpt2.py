@@ -15,7 +15,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.generation.from_source import SourceTokens
 from bertkit.models.conversion.convert import converted, converted_config
-from bertkit.models.decoding.conditional import CachedSourceNextTokens, SourceNextTokens
+from bertkit.models.decoding.conditional import CachedSourceNextTokens
 from bertkit.models.encoder_decoder import SEQ2SEQ
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bert_gpt2 import BertGpt2Config, start_decoder
@@ -130,6 +130,8 @@ def test_each_side_starts_to_the_bit_and_what_joins_them_is_drawn(tmp_path: Path
         assert ours[f"decoder_layers.{number}.cross_attention_norm.weight"].eq(1).all()
     with pytest.raises(UsageError, match="the GPT-2 is 32 wide and the encoder 24"):
         config.with_decoder(GPT2.model_copy(update={"hidden_size": 32}))
+    with pytest.raises(UsageError, match="layer_norm_epsilon is 1e-06"):
+        config.with_decoder(GPT2.model_copy(update={"layer_norm_eps": 1e-6}))
     with pytest.raises(UsageError, match="scales its scores by layer"):
         config.with_decoder(GPT2.model_copy(update={"scale_attn_by_inverse_layer_idx": True}))
 
@@ -137,7 +139,7 @@ def test_each_side_starts_to_the_bit_and_what_joins_them_is_drawn(tmp_path: Path
 def test_the_cache_gives_the_logits_of_reading_all_again(tmp_path: Path) -> None:
     _, model = joined(tmp_path)
     sources, prompts = rows([4, 11, 2], 1), [[2], [2, 9, 4], [2, 7]]
-    decoders: list[SourceNextTokens] = [CachedSourceNextTokens(model), RecomputedSourceNextTokens(model)]
+    decoders: list[CachedSourceNextTokens] = [CachedSourceNextTokens(model), RecomputedSourceNextTokens(model)]
     generator = torch.Generator().manual_seed(4)
     with torch.inference_mode():
         for decoder in decoders:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
-from bertkit.models.decoding.conditional import CachedSourceNextTokens, SourceNextTokens
+from bertkit.models.decoding.conditional import CachedSourceNextTokens
 from bertkit.models.encoder import initialise
 from bertkit.models.encoder_decoder import SEQ2SEQ
 from bertkit.models.families.bert import BertConfig
@@ -132,7 +132,7 @@ def test_the_cache_gives_the_logits_of_reading_all_again(name: str) -> None:
     model = model_of(name)
     sources, prompts = rows([4, 11, 2], 1), [[2], [2, 9, 4], [2, 7]]
     generator = torch.Generator().manual_seed(4)
-    decoders: list[SourceNextTokens] = [CachedSourceNextTokens(model), RecomputedSourceNextTokens(model)]
+    decoders: list[CachedSourceNextTokens] = [CachedSourceNextTokens(model), RecomputedSourceNextTokens(model)]
     with torch.inference_mode():
         for decoder in decoders:
             decoder.read(sources)

@@ -21,7 +21,7 @@ from bertkit.files import sha256_of
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.files.hub import check_vocabulary, find_model, load_model, save_model
-from bertkit.models.files.model_files import read_weights, weights_hash
+from bertkit.models.files.model_files import encoder_directory, read_weights, weights_hash
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -421,3 +421,21 @@ def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(saved: Pat
         else:
             with pytest.raises(DataError, match=r"tokenizer has 54 entries, the model's embedding table 53 rows"):
                 check_vocabulary(model, tokenizer, source="here")
+
+
+@pytest.mark.parametrize(("kind", "file"), [("Transformer", "config.json"), ("StaticEmbedding", "tokenizer.json")])
+def test_the_encoder_is_in_the_directory_that_modules_json_names(tmp_path: Path, kind: str, file: str) -> None:
+    for name in ("0_Transformer", "0_StaticEmbedding", "encoder"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    listed = [
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 0, "name": "0", "path": "encoder", "type": f"sentence_transformers.models.{kind}"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    assert encoder_directory(tmp_path) == tmp_path / "encoder"
+    (tmp_path / "modules.json").write_text(json.dumps([listed[1] | {"path": "../elsewhere"}]))
+    with pytest.raises(DataError, match="leads out of"):
+        encoder_directory(tmp_path)
+    (tmp_path / "modules.json").write_text("[]")
+    assert encoder_directory(tmp_path) == tmp_path

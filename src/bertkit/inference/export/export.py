@@ -33,7 +33,7 @@ from bertkit.inference.export.agreement import (
 from bertkit.inference.export.calibration import input_ranges
 from bertkit.models.conversion.pruning import dense
 from bertkit.models.files.hub import check_vocabulary, load_model, save_model, write_config, write_tokenizer
-from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model, weight_files
+from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model, read_modules, weight_files
 from bertkit.models.headed import HeadedModel
 from bertkit.models.quantisation.quantised import is_quantised, quantise
 from bertkit.models.sentence import (
@@ -41,7 +41,6 @@ from bertkit.models.sentence import (
     is_embedder,
     is_token_encoder,
     load_sentence_model,
-    read_modules,
     settings_file,
 )
 from bertkit.models.weights import WeightReport
@@ -269,7 +268,7 @@ def _write_onnx(source: Source, staging: Path, kind: Literal["onnx", "onnx-int8"
 
     check_exportable(source.model)
     directory = staging / source.inner
-    directory.mkdir(exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     write_config(source.model, source.tokenizer, directory)
     if source.tokenizer is not None:
         write_tokenizer(source.model, source.tokenizer, directory)

@@ -22,13 +22,7 @@ from torch.nn import functional
 
 from bertkit.arrays import Int64Array
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention.self_attention import (
-    attend_explicitly,
-    from_blocks,
-    fused_attention,
-    in_blocks,
-    scaled_scores,
-)
+from bertkit.models.attention.self_attention import attend_block, from_blocks, fused_attention, in_blocks, is_recorded
 from bertkit.models.recorder import Scope
 
 _ALWAYS = 5
@@ -108,14 +102,14 @@ def attend_blocks(
         pattern: the layer's pattern.
         scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`; if recorded, all scores are computed.
     """
-    is_recorded = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
-    if is_recorded:
+    recorded = is_recorded(scope)
+    if recorded:
         sequences = sequences.as_one_block()
     mixed = []
     for query, key, value, block in in_blocks(query_TNH, key_TNH, value_TNH, sequences):
-        if is_recorded or block.length <= pattern.whole_blocks * pattern.size:
+        if recorded or block.length <= pattern.whole_blocks * pattern.size:
             mask = visible_tokens(block, pattern, query.device)
-            mixed.append(_mix(query, key, value, mask, block, scope))
+            mixed.append(attend_block(query, key, value, mask, block, scope=scope))
         else:
             mixed.append(_by_slots(query, key, value, block, pattern))
     return from_blocks(mixed, sequences)
@@ -146,12 +140,6 @@ def _lengths(block: AttentionBlock) -> list[int]:
     if block.mask_b11S is None:
         return [block.length] * block.sequences
     return [int(length) for length in block.mask_b11S[:, 0, 0].sum(dim=1)]
-
-
-def _mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, scope: Scope) -> Tensor:
-    if scope.needs("hook_attn_scores") or scope.needs("hook_pattern"):
-        return attend_explicitly(scaled_scores(query, key), value, mask, block, 0.0, scope)
-    return fused_attention(query, key, value, mask)
 
 
 def _by_slots(

@@ -18,13 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import SourceTarget
-from bertkit.models.attention.self_attention import (
-    attend_explicitly,
-    from_blocks,
-    fused_attention,
-    scaled_scores,
-    to_blocks,
-)
+from bertkit.models.attention.self_attention import attend_block, from_blocks, is_recorded, to_blocks
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
 
@@ -106,19 +100,17 @@ class PackedSource(EncodedSource):
         key_SNH, value_SNH = attention.keys_values(self.states_SD)
         key_SNH, value_SNH = scope.tap("hook_k", key_SNH), scope.tap("hook_v", value_SNH)
         queries, keys = self.pairs.queries, self.pairs.keys
-        explicit = scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
-        if explicit:
+        if is_recorded(scope):
             queries, keys = queries.as_one_masked_block(), keys.as_one_masked_block()
         rate = attention.dropout_rate if attention.training else 0.0
         parts = (to_blocks(query_UNH, queries), to_blocks(key_SNH, keys), to_blocks(value_SNH, keys))
         mixed = []
         for query, key, value, asking, asked in zip(*parts, queries.blocks, keys.blocks, strict=True):
-            mask_b11K = asked.mask_b11S
-            if explicit or rate > 0:
-                scores_bNQK = scaled_scores(query, key, attention.scale)
-                mixed.append(attend_explicitly(scores_bNQK, value, mask_b11K, asking, rate, scope))
-            else:
-                mixed.append(fused_attention(query, key, value, mask_b11K, scale=attention.scale))
+            mixed.append(
+                attend_block(
+                    query, key, value, asked.mask_b11S, asking, dropout_rate=rate, scope=scope, scale=attention.scale
+                )
+            )
         return from_blocks(mixed, queries)
 
 

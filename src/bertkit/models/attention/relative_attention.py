@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention.self_attention import from_blocks, to_blocks
+from bertkit.models.attention.self_attention import from_blocks, is_recorded, to_blocks
 from bertkit.models.operators.dropout import dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
@@ -137,6 +138,17 @@ def pair_blocks(
             )
         )
     return tuple(found)
+
+
+def records_maps(scope: Scope, layers: int, streams: Sequence[str] = ("",)) -> bool:
+    """Whether attention maps of any layer are recorded, which requires all sequences in one block.
+
+    Args:
+        scope: of the encoder.
+        layers: number of layers.
+        streams: prefixes of the points within a layer.
+    """
+    return any(is_recorded(scope.within(f"blocks.{n}.{stream}attn.")) for n in range(layers) for stream in streams)
 
 
 def require_even_width(width: int, heads: int) -> None:

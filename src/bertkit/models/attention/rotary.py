@@ -94,8 +94,9 @@ def rope_theta_in(rope: Any, key: str, *, field: str = "rope_theta") -> dict[str
         return {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"{key} is {rope!r:.60}; expected an object")
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"{key}.rope_type is {rope['rope_type']!r}; only 'default' is supported")
+    kind = rope.get("rope_type", rope.get("type", "default"))  # the second is the older name
+    if kind != "default":
+        raise ValueError(f"{key}.rope_type is {kind!r}; only 'default' is supported")
     theta = rope.get("rope_theta")
     return {} if theta is None else {field: theta}
 

@@ -189,7 +189,7 @@ def _attend_in_rectangles(
     scale: float | None,
 ) -> Tensor:
     """`attend` if neither a cache nor the kernel for packed sequences computes it."""
-    explicit = _is_recorded(scope)
+    explicit = is_recorded(scope)
     if explicit:
         sequences = sequences.as_one_block()
     mixed = []
@@ -207,13 +207,14 @@ def _attend_in_rectangles(
     return from_blocks(mixed, sequences)
 
 
-def _is_recorded(scope: Scope) -> bool:
+def is_recorded(scope: Scope) -> bool:
+    """Whether scores or probabilities are recorded."""
     return scope.needs("hook_attn_scores") or scope.needs("hook_pattern")
 
 
 def _needs_scores(scope: Scope, visible: Visible | None, bias: Bias | None) -> str | None:
     """Why an attention needs the scores or probabilities of all pairs of tokens; None if it does not."""
-    if _is_recorded(scope):
+    if is_recorded(scope):
         return "scores or probabilities are recorded"
     if bias is not None:
         return "this family adds a bias to the scores"
@@ -324,7 +325,7 @@ def attend_explicitly(
     scores_bNSS: Tensor, value: Tensor, mask: Tensor | None, block: AttentionBlock, dropout_rate: float, scope: Scope
 ) -> Tensor:
     """Softmax of the scores where the mask is true, dropout, and the mean of the values: (b, N, S, H)."""
-    if not scope.needs("hook_attn_scores") and not scope.needs("hook_pattern"):
+    if not is_recorded(scope):
         return _probabilities(scores_bNSS, mask, dropout_rate).to(value.dtype) @ value
     scores_bNSS = scope.tap("hook_attn_scores", scores_bNSS)
     pattern_bNSS = _softmax(scores_bNSS, mask)
@@ -332,6 +333,24 @@ def attend_explicitly(
         pattern_bNSS = pattern_bNSS * block.mask_b11S.transpose(-1, -2)
     pattern_bNSS = scope.tap("hook_pattern", pattern_bNSS)
     return dropout(pattern_bNSS, dropout_rate, training=True).to(value.dtype) @ value
+
+
+def attend_block(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    block: AttentionBlock,
+    *,
+    dropout_rate: float = 0.0,
+    scope: Scope | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """`attend_explicitly` if probabilities are dropped out or recorded, otherwise `fused_attention`: (b, N, S, H)."""
+    scope = scope or Scope(None, "")
+    if dropout_rate == 0 and not is_recorded(scope):
+        return fused_attention(query, key, value, mask, scale=scale)
+    return attend_explicitly(scaled_scores(query, key, scale), value, mask, block, dropout_rate, scope)
 
 
 def attend_from_one(
@@ -366,11 +385,7 @@ def attend_from_one(
     keys, values = to_blocks(key_TNH, sequences), to_blocks(value_TNH, sequences)
     mixed = []
     for query, key, value, block in zip(queries, keys, values, sequences.blocks, strict=True):
-        if dropout_rate > 0:
-            scores_bN1S = scaled_scores(query, key)
-            mixed.append(attend_explicitly(scores_bN1S, value, block.mask_b11S, block, dropout_rate, Scope(None, "")))
-        else:
-            mixed.append(fused_attention(query, key, value, block.mask_b11S))
+        mixed.append(attend_block(query, key, value, block.mask_b11S, block, dropout_rate=dropout_rate))
     mixed_BNH = torch.cat(mixed)[:, :, 0]
     return mixed_BNH if row_order_B is None else mixed_BNH.index_select(0, row_order_B.argsort())
 

@@ -23,6 +23,7 @@ from bertkit.models.attention.self_attention import (
     from_blocks,
     fused_attention,
     in_blocks,
+    is_recorded,
     scaled_scores,
     to_blocks,
 )
@@ -98,7 +99,7 @@ def keys_in_window(length: float, each_side: int) -> float:
 
 def recorded(scope: Scope) -> bool:
     """Whether scores or probabilities are recorded."""
-    return scope.needs("hook_attn_scores") or scope.needs("hook_pattern") or scope.needs("hook_global_pattern")
+    return is_recorded(scope) or scope.needs("hook_global_pattern")
 
 
 def sliding_window_attention(

@@ -50,10 +50,7 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
             f"model.num_hidden_layers can grow during a run ({before} to {after} here); no other setting of the model"
             " can change"
         )
-    encoder = config.build(model.encoder.vocab_size, pad_id=model.encoder.padding_id)
-    grown = HeadedModel(encoder, _heads(model), labels=model.labels)
-    grown.extras = dict(model.extras)
-    prune_like(grown, model)
+    grown = _built(model, config, model.encoder.vocab_size, pad_id=model.encoder.padding_id)
     source = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in grown.named_parameters():
@@ -89,10 +86,6 @@ def grown(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
 
 def _depth(config: EncoderConfig) -> int:
     return int(config.model_dump()["num_hidden_layers"])
-
-
-def _heads(model: HeadedModel) -> list[str]:
-    return [*model.head_names, *(["pooler"] if model.has_pooler else [])]
 
 
 NewTokens = Literal["mean", "random"]
@@ -285,8 +278,8 @@ def _built(
 ) -> HeadedModel:
     """A model of this configuration with all weights zero, and the given model's heads unless others are given."""
     with torch.device("meta"):
-        heads = [*model.head_names, *([POOLER] if model.has_pooler else [])] if heads is None else heads
-        new = HeadedModel(config.build(vocab_size, pad_id=pad_id), heads, labels=model.labels)
+        encoder = config.build(vocab_size, pad_id=pad_id)
+        new = HeadedModel(encoder, model.heads if heads is None else heads, labels=model.labels)
         prune_like(new, model)
     new.to_empty(device="cpu")
     new.extras = dict(model.extras)

@@ -25,14 +25,17 @@ from torch import Tensor, nn
 
 from bertkit.errors import DataError, UsageError
 from bertkit.models.attention.disentangled import KeysWithoutBias
+from bertkit.models.attention.fixed_attention import FixedHeadsAttention
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import LAYER_NAME, Encoder, EncoderConfig
+from bertkit.models.encoder_decoder import EncoderDecoderConfig
 from bertkit.models.families.bigbird import BigBirdAttention
 from bertkit.models.families.gpt_bert import GptBertAttention
 from bertkit.models.families.mosaicbert import MosaicBertLayer
 from bertkit.models.families.mpnet import MPNetLayer
 from bertkit.models.families.rotary_encoder import RotaryAttention
-from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.families.t5 import T5EncoderLayer
+from bertkit.models.headed import HeadedModel
 
 PRUNED_HEADS = "pruned_heads"
 """The key of config.json, and the attribute of an attention with pruned heads."""
@@ -56,8 +59,10 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
         reason = "its layers share their weights, so a head would be removed from all of them"
     elif len(found) < len(layers):
         reason = "its heads have other weights than those of queries, keys, values and output"
-    elif any(isinstance(layer, MPNetLayer) for layer in layers):
+    elif any(isinstance(layer, MPNetLayer | T5EncoderLayer) for layer in layers):
         reason = "all layers read one table with a bias for every head"
+    elif any(isinstance(attention, FixedHeadsAttention) for attention in found):
+        reason = "its first heads attend by position alone"
     elif any(isinstance(layer, MosaicBertLayer) for layer in layers):
         reason = "a head's distance slope depends on its number"
     elif any(isinstance(attention, BigBirdAttention) and attention.is_sparse for attention in found):
@@ -222,7 +227,7 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
         )
     smaller = HeadedModel(
         with_layers(config, kept).build(encoder.vocab_size, pad_id=encoder.padding_id),
-        [*model.head_names, *([POOLER] if model.has_pooler else [])],
+        model.heads,
         labels=model.labels,
     )
     smaller.extras = dict(model.extras)
@@ -382,6 +387,8 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
     """
     settings = config.model_dump()
     update: dict[str, Any] = {"num_hidden_layers": len(kept)}
+    if isinstance(config, EncoderDecoderConfig):
+        update["num_decoder_layers"] = config.decoder_layer_count  # else a null would follow the encoder
     moved = list(kept) != list(range(len(kept)))
     if moved and settings.get("scale_attn_by_inverse_layer_idx"):
         raise UsageError(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.headed import HeadedModel
 
 _LAYER = re.compile(r"^encoder\.layers\.(\d+)\.(.+)")
 _LAST_NORM = "encoder.norm."
@@ -52,8 +52,7 @@ def tiled(model: HeadedModel, config: EncoderConfig, *, seed: int) -> HeadedMode
             f"init_tiling: heads are {widths[0]:g} wide in the initial model, but {widths[1]:g} in the recipe's; set"
             " model.num_attention_heads to keep their width"
         )
-    heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
-    new = HeadedModel(config.build(model.encoder.vocab_size), heads, labels=model.labels)
+    new = HeadedModel(config.build(model.encoder.vocab_size), model.heads, labels=model.labels)
     new.initialise(seed)
     new.extras = dict(model.extras)
     source = dict(model.named_parameters())

@@ -136,10 +136,10 @@ def next_tokens(model: HeadedModel, *, device: torch.device = _CPU, cached: bool
     """
     head = causal_head(model)
     if head is None or not (head == "causal_lm" or model.encoder.config.causal_attention):
-        has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
         raise DataError(
-            f"the model was not trained to predict the next token ({has}); use a model with a causal-LM head, such as"
-            " a run of `bertkit pretrain gpt2`, or for a masked one a method that supports it: --method gibbs"
+            f"the model was not trained to predict the next token ({model.heads_in_words}); use a model with a"
+            " causal-LM head, such as a run of `bertkit pretrain gpt2`, or for a masked one a method that supports it:"
+            " --method gibbs"
         )
     if cached and model.encoder.caches_keys:
         return CachedNextTokens(model, head, device=device)

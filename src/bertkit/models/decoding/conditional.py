@@ -25,8 +25,9 @@ from bertkit.models.headed import HeadedModel
 _CPU = torch.device("cpu")
 
 
-class SourceNextTokens(NextTokens):
-    """Targets for given sources; `read` sets the sources, each for the prompt at the same index."""
+class CachedSourceNextTokens(NextTokens):
+    """Targets for given sources, each for the prompt at the same index; the source and each token of the target are
+    computed once."""
 
     def __init__(self, model: HeadedModel, *, device: torch.device = _CPU) -> None:
         assert isinstance(model.encoder, EncoderDecoder)
@@ -38,13 +39,6 @@ class SourceNextTokens(NextTokens):
     def read(self, sources: Sequence[Sequence[int]]) -> None:
         """Set the sources of the prompts that are then passed to `start`."""
         self.sources = [list(source) for source in sources]
-
-    def _logits(self, hidden_RD: Tensor) -> Tensor:
-        return self.model.token_logits(SEQ2SEQ, hidden_RD).float()
-
-
-class CachedSourceNextTokens(SourceNextTokens):
-    """The source and each token of the target are computed once."""
 
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
         batch = PackedBatch.from_pairs(self.sources, ids).to(self.device)
@@ -58,7 +52,8 @@ class CachedSourceNextTokens(SourceNextTokens):
         target = CachedSequences.prompts(pairs.target, self.cache)
         hidden_UD = self.stacks.decode(ids_U, positions_U, target, PackedSource(encoded_SD, pairs))
         self.source = CachedSource(self.stacks.cross_attentions, encoded_SD, [len(row) for row in self.sources])
-        return self._logits(hidden_UD.index_select(0, pairs.target.cu_seqlens_B1[1:].long() - 1))
+        last_RD = hidden_UD.index_select(0, pairs.target.cu_seqlens_B1[1:].long() - 1)
+        return self.model.token_logits(SEQ2SEQ, last_RD).float()
 
     def step(self, token_R: Tensor) -> Tensor:
         self.cache.begin_step()

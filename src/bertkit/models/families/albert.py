@@ -163,6 +163,7 @@ class FeedForwardSubLayer(_SubLayer):
 class Albert(Encoder):
     """ALBERT's encoder. Points `blocks.N.` count applications, not weights: there are layers times inner layers."""
 
+    config: AlbertConfig
     caches_keys: ClassVar[bool] = True
     hub_names: ClassVar[Names] = {
         **EMBEDDING_NAMES,
@@ -190,7 +191,6 @@ class Albert(Encoder):
 
     def __init__(self, config: AlbertConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.settings = config
         self.embeddings = NormedEmbeddings(config, vocab_size, width=config.embedding_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.projection = Linear(config.embedding_size, config.hidden_size)
@@ -210,7 +210,7 @@ class Albert(Encoder):
 
     def applications(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         """The sub-layers in the order of application; shared ones are repeated."""
-        layers = self.settings.num_hidden_layers
+        layers = self.config.num_hidden_layers
         for layer in range(layers):
             attentions = self.attentions[layer * len(self.attentions) // layers]
             feed_forwards = self.feed_forwards[layer * len(self.feed_forwards) // layers]

@@ -126,7 +126,7 @@ class BertGpt2Config(EncoderDecoderConfig):
         """The settings with a GPT-2's sizes for the decoder.
 
         Raises:
-            UsageError: its width differs from the encoder's, or it scales scores by layer.
+            UsageError: its width differs from the encoder's, it scales scores by layer, or its norms differ.
         """
         if found.hidden_size != self.hidden_size:
             raise UsageError(
@@ -135,6 +135,11 @@ class BertGpt2Config(EncoderDecoderConfig):
             )
         if not found.scale_attn_weights or found.scale_attn_by_inverse_layer_idx:
             raise UsageError("init_decoder: the GPT-2 scales its scores by layer, which is not supported; use another")
+        if found.layer_norm_eps != _NORM_EPS:
+            raise UsageError(
+                f"init_decoder: the GPT-2's layer_norm_epsilon is {found.layer_norm_eps}; only {_NORM_EPS} is"
+                " supported; use another"
+            )
         return self.model_copy(update={name: getattr(found, own) for name, own in _OF_GPT2.items()})
 
     def model_post_init(self, _context: Any) -> None:

@@ -65,6 +65,8 @@ class DebertaV2Config(DebertaLikeConfig):
         super().model_post_init(context)
         if self.conv_kernel_size and not self.conv_kernel_size % 2:
             raise ValueError(f"conv_kernel_size ({self.conv_kernel_size}) must be odd, or 0 for no convolution")
+        if self.conv_kernel_size and self.hidden_size % self.conv_groups:
+            raise ValueError(f"conv_groups ({self.conv_groups}) must divide hidden_size ({self.hidden_size})")
         if self.relative_attention and self.position_buckets == 1:
             raise ValueError("position_buckets is 1; expected at least 2, or 0 for no buckets")
 

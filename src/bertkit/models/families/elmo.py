@@ -159,6 +159,7 @@ class Reading:
 class Elmo(Encoder):
     """Words from characters, and an LSTM in each direction."""
 
+    config: ElmoConfig
     word_module: ClassVar[str] = "words.characters"
     """The characters' embedding: words have none."""
     has_hub_class: ClassVar[bool] = False
@@ -179,7 +180,6 @@ class Elmo(Encoder):
 
     def __init__(self, config: ElmoConfig, vocab_size: int) -> None:
         super().__init__(config, width=2 * config.projection_size, vocab_size=vocab_size)
-        self.settings = config
         projection = config.projection_size
         self.words = CharacterCnn(config.character_size, config.filters, config.highway_layers, projection)
         self.register_buffer("spelling_VC", torch.zeros(vocab_size, config.max_characters, dtype=torch.int16))
@@ -200,7 +200,7 @@ class Elmo(Encoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def read_vocabulary(self, tokenizer: Tokenizer) -> None:
-        self.spelling_VC = spelling(tokenizer, self.settings.max_characters).to(self.spelling_VC.device)
+        self.spelling_VC = spelling(tokenizer, self.config.max_characters).to(self.spelling_VC.device)
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
@@ -243,7 +243,7 @@ class Elmo(Encoder):
             for layers, backward in ((self.forward_layers, False), (self.backward_layers, True))
         ]
         states_TD = torch.cat([words_TP, words_TP], dim=1)
-        for number in range(self.settings.num_hidden_layers):
+        for number in range(self.config.num_hidden_layers):
             within = scope.within(f"blocks.{number}.")
             read_TD = self.dropout(within.tap("hook_resid_pre", states_TD))
             halves = []

@@ -22,14 +22,9 @@ from torch import Tensor, nn
 
 from bertkit.models.attention.rotary import require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
-from bertkit.models.families.rotary_encoder import (
-    PreNormRotaryLayer,
-    RmsNormRotaryEncoder,
-    RotaryAttention,
-    rms_norm_layer,
-)
+from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention, rms_norm_layer
 from bertkit.models.heads import HeadPlan, Summary, TiedVocabularyHead, UntiedVocabularyHead, classifier_plan
-from bertkit.models.layers import Activation, GatedFeedForward
+from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer
 from bertkit.models.operators.gelu import gelu
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.weights import Names
@@ -187,7 +182,7 @@ def _transformed(head: nn.Module, states: Tensor) -> Tensor:
     return head.transformed(states)
 
 
-def _layer(config: EuroBertConfig) -> PreNormRotaryLayer:
+def _layer(config: EuroBertConfig) -> PreNormLayer:
     width = config.hidden_size
     return rms_norm_layer(
         RotaryAttention(

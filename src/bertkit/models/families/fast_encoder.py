@@ -28,7 +28,7 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.kernels import ops
 from bertkit.kernels.loading import in_use
-from bertkit.models.attention.rotary import RotaryTable
+from bertkit.models.attention.rotary import RotaryTable, require_even_heads
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan
@@ -97,11 +97,7 @@ class FastEncoderConfig(TransformerConfig):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        if (self.hidden_size // self.num_attention_heads) % 2:
-            raise ValueError(
-                f"hidden_size / num_attention_heads is {self.hidden_size // self.num_attention_heads}; it must be even,"
-                " because rotary positions rotate pairs"
-            )
+        require_even_heads(self.hidden_size, self.num_attention_heads)
         if 2 * self.value_embeddings > self.num_hidden_layers:
             raise ValueError(
                 f"value_embeddings is {self.value_embeddings} layers at either end, but there are only"
@@ -296,6 +292,7 @@ class FastLayer(nn.Module):
 class FastEncoder(SelectiveEncoder):
     """The encoder: embeddings and layers."""
 
+    config: FastEncoderConfig
     word_module: ClassVar[str] = "word"
     layers_run_once: ClassVar[bool] = False
     hashed_tables: ClassVar[tuple[str, ...]] = ("pairs.weight",)
@@ -316,7 +313,6 @@ class FastEncoder(SelectiveEncoder):
 
     def __init__(self, config: FastEncoderConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.settings = config
         width, layers, ends = config.hidden_size, config.num_hidden_layers, config.value_embeddings
         self.word = WordEmbedding(vocab_size, width)
         self.pairs = nn.Embedding(config.pair_rows, width) if config.pair_rows else None
@@ -339,13 +335,13 @@ class FastEncoder(SelectiveEncoder):
         """(T, D). Point: `hook_embed`, only the words."""
         embedded_TD = scope.tap("hook_embed", self.word(batch.ids_T))
         if self.pairs is not None:
-            for row_T in pair_rows(batch.ids_T, near, self.settings.pair_rows):
+            for row_T in pair_rows(batch.ids_T, near, self.config.pair_rows):
                 embedded_TD = embedded_TD + self.pairs(row_T)
-        return rms_norm(embedded_TD, self.settings.norm_eps)
+        return rms_norm(embedded_TD, self.config.norm_eps)
 
     def through(self, batch: PackedBatch, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         """As in the base class. Points: `hook_embed`, `blocks.N.` with each layer's, and `ln_final.hook_normalized`."""
-        settings, layers = self.settings, len(self.layers)
+        settings, layers = self.config, len(self.layers)
         rotary = RotaryTable(batch.positions_T, self.head_width, settings.rope_theta)
         near = Neighbours(batch.positions_T, batch.sequences, max(1, settings.neighbours))
         hidden_TD = first_TD = self._embedded(batch, near, scope)

@@ -29,7 +29,7 @@ from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names, TensorLayout, stacked, transposed
 from bertkit.text.tokenizer import Tokenizer
 
-_FEED_FORWARD_FACTOR = 4
+FEED_FORWARD_FACTOR = 4
 LAYER_NAMES = {
     "layers.{n}.attention.query": "h.{n}.attn.query",
     "layers.{n}.attention.key": "h.{n}.attn.key",
@@ -122,9 +122,9 @@ class GptConfig(GptLikeConfig):
 
     def model_post_init(self, _context: Any) -> None:
         super().model_post_init(_context)
-        if self.intermediate_size != _FEED_FORWARD_FACTOR * self.hidden_size:
+        if self.intermediate_size != FEED_FORWARD_FACTOR * self.hidden_size:
             raise ValueError(
-                f"intermediate_size ({self.intermediate_size}) must be {_FEED_FORWARD_FACTOR} times hidden_size"
+                f"intermediate_size ({self.intermediate_size}) must be {FEED_FORWARD_FACTOR} times hidden_size"
                 f" ({self.hidden_size}) in this family, whose config.json has no key for it"
             )
 
@@ -135,7 +135,7 @@ class GptConfig(GptLikeConfig):
         return super().from_hub(
             {
                 **contents,
-                "intermediate_size": _FEED_FORWARD_FACTOR * width,
+                "intermediate_size": FEED_FORWARD_FACTOR * width,
                 "afn": "gelu_new" if activation == "gelu" else activation,
             }
         )

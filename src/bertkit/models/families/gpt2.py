@@ -17,12 +17,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.models.families.bert import bert_layer
-from bertkit.models.families.gpt import LAYER_NAMES, CausalSelfAttention, GptLikeConfig, GptStack
+from bertkit.models.families.gpt import FEED_FORWARD_FACTOR, LAYER_NAMES, CausalSelfAttention, GptLikeConfig, GptStack
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import Activation, PreNormLayer
 from bertkit.models.weights import Names
-
-_FEED_FORWARD_FACTOR = 4
 
 
 class Gpt2Config(GptLikeConfig):
@@ -59,12 +57,12 @@ class Gpt2Config(GptLikeConfig):
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
         if contents.get("n_inner") is None:
             width = contents.get("n_embd", cls.model_fields["hidden_size"].default)
-            contents = {**contents, "n_inner": _FEED_FORWARD_FACTOR * width}
+            contents = {**contents, "n_inner": FEED_FORWARD_FACTOR * width}
         return super().from_hub(contents)
 
     def to_hub(self) -> dict[str, Any]:
         contents = super().to_hub()
-        usual = self.intermediate_size == _FEED_FORWARD_FACTOR * self.hidden_size
+        usual = self.intermediate_size == FEED_FORWARD_FACTOR * self.hidden_size
         return {**contents, "n_inner": None if usual else self.intermediate_size}
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Gpt2:

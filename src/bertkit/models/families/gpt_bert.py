@@ -319,6 +319,7 @@ class GptBert(SelectiveEncoder):
             The output of a sub-layer here includes the residual sum.
     """
 
+    config: GptBertConfig
     layers_run_once: ClassVar[bool] = False
     hub_names: ClassVar[Names] = {
         "embeddings": "embedding",
@@ -336,7 +337,6 @@ class GptBert(SelectiveEncoder):
 
     def __init__(self, config: GptBertConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.settings = config
         self.embeddings = GptBertEmbeddings(config, vocab_size)
         self.layers = nn.ModuleList(GptBertLayer(config) for _ in range(config.num_hidden_layers))
         self.mixing = nn.ParameterList(
@@ -362,7 +362,7 @@ class GptBert(SelectiveEncoder):
         """As in the base class. Points: `hook_embed`, and those of each layer below `blocks.N.`; `hook_resid_mid` and
         `hook_resid_post` are the weighted sums after its sub-layers."""
         table_RD = self.embeddings.relative_norm(self.embeddings.relative_embedding)
-        distances = Distances(table_RD, self.settings.rows(batch.sequences.max_length))
+        distances = Distances(table_RD, self.config.rows(batch.sequences.max_length))
         hidden_TD: Tensor = self.embeddings(batch, scope)
         outputs: list[Tensor] = []
         for number, layer in enumerate(self.layers):

@@ -24,9 +24,9 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.attention.windows import keys_in_window, sliding_window_attention
 from bertkit.models.encoder import EncoderConfig, Initializer, TransformerConfig
-from bertkit.models.families.rotary_encoder import PreNormRotaryLayer, RotaryAttention, RotaryEncoder
+from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
 from bertkit.models.heads import HeadPlan, HeadShape
-from bertkit.models.layers import ACTIVATIONS, Activation, StackedGatedFeedForward
+from bertkit.models.layers import ACTIVATIONS, Activation, PreNormLayer, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
@@ -286,7 +286,7 @@ class ModernBertAttention(RotaryAttention):
         )
 
 
-class ModernBertLayer(PreNormRotaryLayer):
+class ModernBertLayer(PreNormLayer):
     """A global or a local layer."""
 
     def __init__(self, config: ModernBertConfig, kind: LayerType, *, is_first: bool) -> None:
@@ -352,6 +352,6 @@ class ModernBert(RotaryEncoder):
         hidden_TD: Tensor = self.dropout(self.embedding_norm(word_TD))
         return hidden_TD
 
-    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
-        tables = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}
-        return [tables[kind] for kind in self.kinds]
+    def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+        by_kind = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}
+        return [by_kind[kind] for kind in self.kinds]

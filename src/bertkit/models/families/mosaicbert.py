@@ -14,7 +14,7 @@ block, b its sequences, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -122,7 +122,13 @@ class MosaicBertLayer(PostNorm):
         self.attention_dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, bias: Bias, scope: Scope, index_M: Tensor | None = None
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        scope: Scope,
+        index_M: Tensor | None = None,
+        *,
+        bias: Bias,
     ) -> Tensor:
         """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
         within = scope.within("attn.")
@@ -165,7 +171,7 @@ class MosaicBert(LayeredEncoder):
         hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
         return hidden_TD
 
-    def layer_inputs(self, batch: PackedBatch) -> Sequence[Bias]:
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, Bias]]:
         """The bias, computed once per length for all layers."""
         made: dict[int, Tensor] = {}
 
@@ -177,7 +183,7 @@ class MosaicBert(LayeredEncoder):
                 made[block.length] = -(slope_N[:, None, None] * distance_SS)[None]
             return made[block.length].to(query_bNSH.dtype)
 
-        return [bias] * len(self.layers)
+        return [{"bias": bias}] * len(self.layers)
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
         """Queries, keys and values share one matrix on the Hub."""

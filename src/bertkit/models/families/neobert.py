@@ -24,14 +24,9 @@ from torch import Tensor, nn
 
 from bertkit.models.attention.rotary import require_even_heads
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
-from bertkit.models.families.rotary_encoder import (
-    PreNormRotaryLayer,
-    RmsNormRotaryEncoder,
-    RotaryAttention,
-    rms_norm_layer,
-)
+from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention, rms_norm_layer
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead, dense_classifier_plan
-from bertkit.models.layers import Activation, GatedFeedForward
+from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer
 from bertkit.models.weights import Names, TensorLayout, stacked
 
 _LAYER = "transformer_encoder.{n}."
@@ -137,7 +132,7 @@ class NeoBertConfig(TransformerConfig):
         return {**super().to_hub(), "hidden_act": _GATED, "embedding_init_range": self.initializer_range}
 
 
-def _layer(config: NeoBertConfig) -> PreNormRotaryLayer:
+def _layer(config: NeoBertConfig) -> PreNormLayer:
     width = config.hidden_size
     return rms_norm_layer(
         RotaryAttention(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob),

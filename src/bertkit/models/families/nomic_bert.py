@@ -25,9 +25,9 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, EncoderConfig
 from bertkit.models.families.bert import bert_heads, segment_types
-from bertkit.models.families.rotary_encoder import PostNormRotaryLayer, RotaryAttention, RotaryEncoder
+from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
 from bertkit.models.heads import HeadPlan
-from bertkit.models.layers import Activation, GatedFeedForward
+from bertkit.models.layers import Activation, GatedFeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
@@ -155,9 +155,9 @@ class NomicBertConfig(BertLikeConfig):
         return found
 
 
-def _layer(config: NomicBertConfig) -> PostNormRotaryLayer:
+def _layer(config: NomicBertConfig) -> PostNormLayer:
     width = config.hidden_size
-    return PostNormRotaryLayer(
+    return PostNormLayer(
         RotaryAttention(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob),
         GatedFeedForward(width, config.intermediate_size, config.hidden_act),
         width=width,
@@ -202,7 +202,7 @@ class NomicBert(RotaryEncoder):
         hidden_TD: Tensor = self.dropout(self.embedding_norm(word_TD + token_type_TD))
         return hidden_TD
 
-    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+    def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         return [RotaryTable(batch.positions_T, self.head_width, self.config.rope_theta)] * len(self.layers)
 
     @torch.no_grad()

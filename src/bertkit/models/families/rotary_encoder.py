@@ -9,7 +9,7 @@ Shapes: T packed tokens, D width, N heads, G heads of keys and values, H head wi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.rotary import RotaryTable
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import TransformerConfig
-from bertkit.models.layers import PostNorm, PreNorm
+from bertkit.models.layers import PreNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
@@ -54,13 +54,14 @@ class RotaryAttention(SelfAttention):
             self.key, self.value = (Linear(width, width // self.queries_per_key, bias=bias) for _ in range(2))
         self.output_dropout = Dropout(output_dropout_rate)
 
-    def turned(
+    def forward(  # type: ignore[override]  # it also reads the angles
         self,
         hidden_TD: Tensor,
         sequences: PackedSequences,
-        rotary: RotaryTable,
         scope: Scope,
         index_M: Tensor | None = None,
+        *,
+        rotary: RotaryTable,
     ) -> Tensor:
         """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`, with queries and
         keys before rotation, and keys and values (T, G, H)."""
@@ -90,56 +91,31 @@ class RotaryAttention(SelfAttention):
         return rows_TGH.repeat_interleave(self.queries_per_key, dim=1)
 
 
-class PreNormRotaryLayer(PreNorm):
-    """A layer with norms before attention and feed-forward."""
-
-    attention: RotaryAttention
-
-    def forward(
-        self,
-        hidden_TD: Tensor,
-        sequences: PackedSequences,
-        rotary: RotaryTable,
-        scope: Scope,
-        index_M: Tensor | None = None,
-    ) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
-
-        def attention(states_TD: Tensor) -> Tensor:
-            return self.attention.turned(states_TD, sequences, rotary, scope.within("attn."), index_M)
-
-        return self.around(hidden_TD, attention, scope, index_M)
-
-
 def rms_norm_layer(
     attention: RotaryAttention, feed_forward: nn.Module, *, width: int, norm_eps: float, dropout_rate: float
-) -> PreNormRotaryLayer:
+) -> PreNormLayer:
     """A layer whose norms divide by the root mean square."""
-    layer = PreNormRotaryLayer(attention, feed_forward, width=width, norm_eps=norm_eps, dropout_rate=dropout_rate)
+    layer = PreNormLayer(attention, feed_forward, width=width, norm_eps=norm_eps, dropout_rate=dropout_rate)
     layer.attention_norm, layer.feed_forward_norm = (nn.RMSNorm(width, eps=norm_eps) for _ in range(2))
     return layer
-
-
-class PostNormRotaryLayer(PostNorm):
-    """A layer with norms after the residual sums."""
-
-    attention: RotaryAttention
-    forward = PreNormRotaryLayer.forward
 
 
 class RotaryEncoder(LayeredEncoder):
     """Embeddings, and layers whose queries and keys are rotated by their positions.
 
     Attributes:
-        layers: `PreNormRotaryLayer`s or `PostNormRotaryLayer`s.
+        layers: with `RotaryAttention`.
     """
 
     caches_keys: ClassVar[bool] = True
     word_module: ClassVar[str] = "word"
 
     @abstractmethod
-    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+    def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         """The angles that each layer rotates by."""
+
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, RotaryTable]]:
+        return [{"rotary": table} for table in self.tables(batch)]
 
 
 class RmsNormRotaryEncoder(RotaryEncoder):
@@ -153,7 +129,7 @@ class RmsNormRotaryEncoder(RotaryEncoder):
     """
 
     def __init__(
-        self, config: TransformerConfig, vocab_size: int, layers: Iterable[PreNormRotaryLayer], *, norm_eps: float
+        self, config: TransformerConfig, vocab_size: int, layers: Iterable[PreNormLayer], *, norm_eps: float
     ) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.head_width = config.hidden_size // config.num_attention_heads
@@ -170,5 +146,5 @@ class RmsNormRotaryEncoder(RotaryEncoder):
         """(T, D). Point: `hook_embed`."""
         return scope.tap("hook_embed", self.word(batch.ids_T))
 
-    def layer_inputs(self, batch: PackedBatch) -> Sequence[RotaryTable]:
+    def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         return [RotaryTable(batch.positions_T, self.head_width, self.theta)] * len(self.layers)

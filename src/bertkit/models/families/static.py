@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import tokenizers
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -90,3 +91,14 @@ def load_static(directory: Path) -> HeadedModel:
     with torch.no_grad():
         model.encoder.word_embedding.weight.copy_(table_VD.float())
     return model.eval()
+
+
+def truncation(path: Path) -> int | None:
+    """The length to which a tokenizer.json itself truncates texts, which sentence-transformers does for a table."""
+    if not path.is_file():
+        return None
+    try:
+        settings = tokenizers.Tokenizer.from_file(str(path)).truncation
+    except Exception as error:  # a plain one for every fault of a file
+        raise DataError(f"{path}: not a readable tokenizer file: {error}") from error
+    return None if settings is None else int(settings["max_length"])

@@ -35,7 +35,7 @@ from bertkit.models.encoder_decoder import (
     WordTable,
 )
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead
-from bertkit.models.layers import DroppedFeedForward, GatedFeedForward, PreNorm
+from bertkit.models.layers import DroppedFeedForward, GatedFeedForward, PreNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.recorder import Scope
@@ -196,7 +196,7 @@ class T5Attention(SelfAttention):
         return self.project(hidden_TD, mix, scope, index_M)
 
 
-class T5EncoderLayer(PreNorm):
+class T5EncoderLayer(PreNormLayer):
     """A layer of the encoder."""
 
     def __init__(self, config: T5Config) -> None:
@@ -209,11 +209,6 @@ class T5EncoderLayer(PreNorm):
         )
         self.attention_norm = _norm(config)
         self.feed_forward_norm = _norm(config)
-
-    def forward(self, hidden_SD: Tensor, source: PackedSequences, scope: Scope, *, bias: Bias) -> Tensor:
-        """(S, D) to (S, D)."""
-        within = scope.within("attn.")
-        return self.around(hidden_SD, lambda read_SD: self.attention(read_SD, source, within, bias=bias), scope)
 
 
 class T5(StackedEncoderDecoder):

@@ -26,13 +26,12 @@ from bertkit.models.attention.fixed_attention import PATTERNS, FixedHeadsAttenti
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder_decoder import (
     EncoderDecoderConfig,
-    InnerDropoutFeedForward,
     PostNormDecoderLayer,
     StackedEncoderDecoder,
     WordTable,
 )
 from bertkit.models.families.gpt import CausalSelfAttention
-from bertkit.models.layers import Activation, FeedForward, PostNormLayer
+from bertkit.models.layers import Activation, DroppedFeedForward, FeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
@@ -114,7 +113,6 @@ class PostNormConfig(EncoderDecoderConfig):
         "hidden_act": "gelu",
         "scale_embedding": False,
     }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
     hub_zero: ClassVar[tuple[str, ...]] = ("final_logits_bias",)
 
     @property
@@ -267,7 +265,7 @@ class TransformerSeq2Seq(PostNormEncoderDecoder):
 def _feed_forward(config: PostNormConfig, inner_width: int) -> FeedForward:
     rate = config.activation_dropout_prob
     if rate:
-        return InnerDropoutFeedForward(config.hidden_size, inner_width, config.hidden_act, dropout_rate=rate)
+        return DroppedFeedForward(config.hidden_size, inner_width, config.hidden_act, dropout_rate=rate)
     return FeedForward(config.hidden_size, inner_width, config.hidden_act)
 
 

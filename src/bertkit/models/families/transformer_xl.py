@@ -29,6 +29,7 @@ from bertkit.models.attention.relative_attention import (
     PermutationOrder,
     SharedBiasAttention,
     pair_blocks,
+    records_maps,
     require_even_width,
     waves,
 )
@@ -158,6 +159,7 @@ class TransformerXlLayer(nn.Module):
 class TransformerXl(Encoder):
     """Transformer-XL's decoder."""
 
+    config: TransformerXlConfig
     word_module: ClassVar[str] = "word"
     has_hub_class: ClassVar[bool] = False
     hub_names: ClassVar[Names] = {
@@ -176,7 +178,6 @@ class TransformerXl(Encoder):
 
     def __init__(self, config: TransformerXlConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.settings = config
         self.word = WordEmbedding(vocab_size, config.hidden_size)
         per_head = (config.num_attention_heads, config.hidden_size // config.num_attention_heads)
         self.r_w_bias = nn.Parameter(torch.zeros(per_head))
@@ -202,25 +203,22 @@ class TransformerXl(Encoder):
             memory_BKD = None if memory is None else memory[number]
             hidden_TD = layer(hidden_TD, pairs, memory_BKD, scope.within(f"blocks.{number}."))
         hidden_TD = self.dropout(hidden_TD)
-        if batch.lanes is None or not self.settings.mem_len:
+        if batch.lanes is None or not self.config.mem_len:
             return hidden_TD, {}
-        return hidden_TD, remembered(
-            inputs, batch, memory, reused=batch.lanes.reused_tokens, kept=self.settings.mem_len
-        )
+        return hidden_TD, remembered(inputs, batch, memory, reused=batch.lanes.reused_tokens, kept=self.config.mem_len)
 
     def _pairs(self, batch: PackedBatch, memory_length: int, scope: Scope) -> Pairs:
         """Pairs of each token with the tokens up to itself and all of the memory."""
         if memory_length:
             check_memory(batch)
-        layers = range(self.settings.num_hidden_layers)
-        watched = any(scope.needs(f"blocks.{n}.attn.{kind}") for n in layers for kind in _MAPS)
+        watched = records_maps(scope, self.config.num_hidden_layers)
         sequences = batch.sequences.as_one_block() if watched else batch.sequences
         waves_CPD = self.dropout(
             waves(
                 self.width,
                 keys=memory_length + sequences.max_length,
                 queries=sequences.max_length,
-                clamp=self.settings.clamp_len,
+                clamp=self.config.clamp_len,
                 directions=1,
                 device=batch.ids_T.device,
             ).to(self.word.weight.dtype)
@@ -243,6 +241,3 @@ class TransformerXl(Encoder):
                 [f"layers.{{n}}.dec_attn.{kind}_net.weight" for kind in "qkv"],
             )
         ]
-
-
-_MAPS = ("hook_attn_scores", "hook_pattern")

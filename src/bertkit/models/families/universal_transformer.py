@@ -30,14 +30,13 @@ from bertkit.models.attention.key_value_cache import CachedSequences
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder_decoder import (
     EncoderDecoderConfig,
-    InnerDropoutFeedForward,
     PreNormDecoderLayer,
     StackedEncoderDecoder,
     WordTable,
 )
 from bertkit.models.families.gpt import CausalSelfAttention
 from bertkit.models.families.transformer import sinusoids
-from bertkit.models.layers import Activation, PreNormLayer
+from bertkit.models.layers import Activation, DroppedFeedForward, PreNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
@@ -335,8 +334,8 @@ def _decoder_layer(config: UniversalTransformerConfig) -> PreNormDecoderLayer:
     )
 
 
-def _feed_forward(config: UniversalTransformerConfig) -> InnerDropoutFeedForward:
-    return InnerDropoutFeedForward(
+def _feed_forward(config: UniversalTransformerConfig) -> DroppedFeedForward:
+    return DroppedFeedForward(
         config.hidden_size,
         config.intermediate_size,
         config.hidden_act,

@@ -29,6 +29,7 @@ from bertkit.models.attention.relative_attention import (
     PermutationOrder,
     RelativeAttention,
     pair_blocks,
+    records_maps,
     require_even_width,
     waves,
 )
@@ -44,7 +45,6 @@ from bertkit.models.weights import Names, TensorLayout
 from bertkit.settings import UnreadKey
 
 _ATTENTION = "layer.{n}.rel_attn"
-_MAPS = ("hook_attn_scores", "hook_pattern")
 _PROJECTIONS = {"query": "q", "key": "k", "value": "v", "relative": "r", "output": "o"}
 
 PERMUTATION = "permutation_lm"
@@ -248,6 +248,7 @@ class Views:
 class Xlnet(Encoder):
     """XLNet's encoder."""
 
+    config: XlnetConfig
     word_module: ClassVar[str] = "word"
     hub_names: ClassVar[Names] = {
         "": "",
@@ -262,7 +263,6 @@ class Xlnet(Encoder):
 
     def __init__(self, config: XlnetConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.settings = config
         self.word = WordEmbedding(vocab_size, config.hidden_size)
         self.mask_emb = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.layers = nn.ModuleList(XlnetLayer(config) for _ in range(config.num_hidden_layers))
@@ -289,7 +289,7 @@ class Xlnet(Encoder):
         hidden_TD = streams.content_TD
         if streams.query_MD is not None:
             hidden_TD = hidden_TD.index_copy(0, batch.targets[PERMUTATION].index_M, streams.query_MD)
-        if batch.lanes is None or not self.settings.mem_len:
+        if batch.lanes is None or not self.config.mem_len:
             return hidden_TD, {}
         following = self.remember(streams, batch, memory, reused_tokens=batch.lanes.reused_tokens)
         return hidden_TD, {layer_name(number): part for number, part in enumerate(following)}
@@ -354,7 +354,7 @@ class Xlnet(Encoder):
         Raises:
             ValueError: sequences differ in length.
         """
-        reused, kept = reused_tokens or self.settings.reuse_len or None, self.settings.mem_len or 0
+        reused, kept = reused_tokens or self.config.reuse_len or None, self.config.mem_len or 0
         return list(remembered(streams.inputs_TD, batch, previous, reused=reused, kept=kept).values())
 
     def _views(
@@ -365,13 +365,14 @@ class Xlnet(Encoder):
         memory_length: int,
         scope: Scope,
     ) -> Views:
-        sequences = batch.sequences.as_one_block() if self._is_watched(scope) else batch.sequences
+        watched = records_maps(scope, self.config.num_hidden_layers, ("", "query_stream."))
+        sequences = batch.sequences.as_one_block() if watched else batch.sequences
         waves_CPD = self.dropout(
             waves(
                 self.width,
                 keys=memory_length + sequences.max_length,
                 queries=sequences.max_length,
-                clamp=self.settings.clamp_len,
+                clamp=self.config.clamp_len,
                 directions=1 if direction_B is None else 2,
                 device=batch.ids_T.device,
             ).to(self.mask_emb.dtype)
@@ -387,15 +388,9 @@ class Xlnet(Encoder):
         target_index_M = None if order is None else batch.targets[PERMUTATION].index_M
         return Views(pairs(sees_itself=True), query, target_index_M)
 
-    def _is_watched(self, scope: Scope) -> bool:
-        """Whether attention maps are recorded, which requires all sequences in one block."""
-        points = [f"{stream}attn.{kind}" for stream in ("", "query_stream.") for kind in _MAPS]
-        layers = range(self.settings.num_hidden_layers)
-        return any(scope.needs(f"blocks.{layer}.{point}") for layer in layers for point in points)
-
     def tensor_layouts(self) -> Sequence[TensorLayout]:
         """All projections on the Hub are (D, N, H), from states to heads, including the output projection."""
-        shape = (self.width, self.settings.num_attention_heads, -1)
+        shape = (self.width, self.config.num_attention_heads, -1)
         return [
             TensorLayout(
                 f"{_ATTENTION}.{hub}",

@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import snapshot_download
@@ -23,7 +23,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertkit.errors import DataError, first_line
-from bertkit.files import file_within, joint_sha256, json_sha256, read_json, sha256_of
+from bertkit.files import (
+    earlier_version,
+    file_within,
+    joint_sha256,
+    json_sha256,
+    read_json,
+    read_json_file,
+    sha256_of,
+)
 from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
 from bertkit.run.similar_models import close_names, is_local_name, similar_models, unfinished_run
 from bertkit.stores.fetch import check_online, fetched_directory
@@ -207,6 +215,11 @@ def find_model(model: str, *, offline: bool = False) -> Path:
             return directory
     if path.exists():
         raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){unfinished_run(path)}")
+    if (earlier := earlier_version(path)) is not None:
+        raise DataError(
+            f"{model}: does not exist: a process was killed while it replaced this directory; its earlier version is"
+            f" {earlier}: rename that, or give the command that wrote it again"
+        )
     if is_local_name(model):
         raise DataError(f"{model}: does not exist; {similar_models(path)}")
     name, revision = model_revision(model)
@@ -238,11 +251,54 @@ def is_model(directory: Path) -> bool:
 
 def encoder_directory(directory: Path) -> Path:
     """The directory of config.json, weights and tokenizer; older sentence encoders have them in that of their first
-    module. A table of vectors (StaticEmbedding) may have no config.json."""
-    if (directory / CONFIG_FILE).is_file():
+    module, usually 0_Transformer. A table of vectors (StaticEmbedding) may have no config.json.
+
+    Raises:
+        DataError: modules.json is damaged, or names a directory outside the model's.
+    """
+    if (directory / CONFIG_FILE).is_file() or not (directory / MODULES_FILE).is_file():
         return directory
-    inner, table = directory / "0_Transformer", directory / "0_StaticEmbedding"
-    return inner if (inner / CONFIG_FILE).is_file() else table if table.is_dir() else directory
+    (kind, inner), *_ = module_directories(directory) or [("", directory)]
+    return inner if (inner / CONFIG_FILE).is_file() or (kind == "StaticEmbedding" and inner.is_dir()) else directory
+
+
+class ModuleEntry(NamedTuple):
+    """An entry of modules.json: its kind, such as Pooling, and its directory below the model's."""
+
+    kind: str
+    path: str
+
+
+def read_modules(path: Path) -> list[ModuleEntry]:
+    """The modules of a modules.json in order; callers check the names of directories with `file_within`.
+
+    Raises:
+        DataError: the file does not contain a list of modules.
+    """
+    steps = read_json_file(path)
+    if not isinstance(steps, list) or not all(map(_is_module, steps)):
+        raise DataError(f"{path}: expected a list of modules, each with a type and path (texts) and an idx (integer)")
+    ordered = sorted(steps, key=lambda step: int(step.get("idx", 0)))
+    return [ModuleEntry(step["type"].rpartition(".")[2], step.get("path", "")) for step in ordered]
+
+
+def module_directories(directory: Path) -> list[tuple[str, Path]]:
+    """The kinds of a directory's modules in order, each with the module's own directory.
+
+    Raises:
+        DataError: as in `read_modules`, or a module's directory is not below this one.
+    """
+    listed = directory / MODULES_FILE
+    return [(step.kind, file_within(directory, step.path, listed)) for step in read_modules(listed)]
+
+
+def _is_module(step: Any) -> bool:
+    return (
+        isinstance(step, dict)
+        and isinstance(step.get("type"), str)
+        and isinstance(step.get("path", ""), str)
+        and isinstance(step.get("idx", 0), int)
+    )
 
 
 def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:

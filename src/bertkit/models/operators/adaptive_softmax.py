@@ -14,8 +14,9 @@ softmax.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -54,16 +55,6 @@ class AdaptiveProjection(VocabularyProjection):
             words = self._words(states_mE, low, high).logits().float().log_softmax(-1)
             parts.append(words + first_mH[:, -cluster, None])
         return torch.cat(parts, dim=1)
-
-    def rows(self, index_M: Tensor) -> AdaptiveProjection:
-        return AdaptiveProjection(
-            self.states_ME.index_select(0, index_M),
-            self.weight_VE,
-            self.bias_V,
-            self.entry_KE,
-            self.entry_bias_K,
-            self.ends,
-        )
 
     def cross_entropy(
         self,
@@ -120,10 +111,10 @@ class AdaptiveProjection(VocabularyProjection):
     ) -> tuple[Tensor, Tensor]:
         raise UsageError(_NO_TEACHER)
 
-    def in_precision(self) -> AdaptiveProjection:
+    def in_precision(self) -> Self:
         plain = super().in_precision()
         entry_KE, entry_bias_K = (each.to(plain.states_ME.dtype) for each in (self.entry_KE, self.entry_bias_K))
-        return AdaptiveProjection(plain.states_ME, plain.weight_VE, plain.bias_V, entry_KE, entry_bias_K, self.ends)
+        return replace(plain, entry_KE=entry_KE, entry_bias_K=entry_bias_K)
 
     def _first(self, states_ME: Tensor) -> VocabularyProjection:
         """The first softmax: the most common words and the clusters' entries."""

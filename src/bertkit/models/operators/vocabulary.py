@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -80,8 +80,8 @@ class VocabularyProjection(WordLogits):
     def part(self, part: slice) -> Tensor:
         return linear(self.states_ME[part], self.weight_VE, self.bias_V).float()
 
-    def rows(self, index_M: Tensor) -> VocabularyProjection:
-        return VocabularyProjection(self.states_ME.index_select(0, index_M), self.weight_VE, self.bias_V)
+    def rows(self, index_M: Tensor) -> Self:
+        return replace(self, states_ME=self.states_ME.index_select(0, index_M))
 
     def cross_entropy(
         self,
@@ -126,13 +126,15 @@ class VocabularyProjection(WordLogits):
         """Like `divergence`, with another loss of the rows, whose gradient autograd computes part by part."""
         return self._by_parts(_Compared(teacher.in_precision(), rows_loss), logit_bytes, models=2)
 
-    def in_precision(self) -> VocabularyProjection:
+    def in_precision(self) -> Self:
         device = self.states_ME.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         if autocast is None:
             return self
         bias_V = None if self.bias_V is None else self.bias_V.to(autocast)
-        return VocabularyProjection(self.states_ME.to(autocast), self.weight_VE.to(autocast), bias_V)
+        return replace(
+            self, states_ME=self.states_ME.to(autocast), weight_VE=self.weight_VE.to(autocast), bias_V=bias_V
+        )
 
     def _by_parts(self, loss_of: _PartLoss, logit_bytes: int | None, models: int = 1) -> tuple[Tensor, Tensor]:
         cast = self.in_precision()

@@ -340,10 +340,10 @@ def choose_rule(model: HeadedModel, name: str | None = None, *, source: str = "t
         )
     *others, last = dict.fromkeys(rule.head for rule in wanted)
     heads = f"{', '.join(others)} or {last}" if others else last
-    has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
     raise DataError(
-        f"{source}: no {heads} head to score a text with ({has}); use a model that was pretrained with that objective,"
-        " such as a run of `bertkit pretrain`, not one that was trained for a task or for sentence vectors"
+        f"{source}: no {heads} head to score a text with ({model.heads_in_words}); use a model that was pretrained with"
+        " that objective, such as a run of `bertkit pretrain`, not one that was trained for a task or for sentence"
+        " vectors"
     )
 
 
@@ -372,10 +372,9 @@ def mask_rule(
     for rule in (MaskedNextTokenScoring if recorded == MaskedNextTokenScoring.name else SingleMaskRule, QueryStream):
         if rule.head in model.head_names:
             return rule
-    has = f"its heads are {', '.join(model.head_names)}" if model.head_names else "it has no heads"
     raise DataError(
-        f"{source} has no head that fills in masks ({has}); use one that was pretrained with masked_lm or"
-        f" permutation_lm{f'; this one {otherwise}' if LeftToRight.head in model.head_names else ''}"
+        f"{source} has no head that fills in masks ({model.heads_in_words}); use one that was pretrained with"
+        f" masked_lm or permutation_lm{f'; this one {otherwise}' if LeftToRight.head in model.head_names else ''}"
     )
 
 
