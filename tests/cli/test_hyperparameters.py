@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import reviews, write_model, write_table
 
 from bertkit.distillation.text_arguments import DistillTextArguments
@@ -78,6 +79,35 @@ def test_epochs_are_of_tasks(bertkit: Bertkit, place: Path, name: str) -> None:
     assert plans[2]["what_hash"] != plans[0]["what_hash"]
 
 
+@pytest.mark.parametrize("words", [("eval", "rte"), ("eval", "glue", "--tasks", "rte")], ids=["one task", "GLUE"])
+def test_an_evaluation_that_fine_tunes_has_them(bertkit: Bertkit, place: Path, words: tuple[str, ...]) -> None:
+    base, data = write_model(place / "base"), write_glue(place / "glue")
+    asked = (*words, "--model", base, "--data-dir", data, "--device", "cpu", "--plan", "--json")
+    plans = []
+    for given in ((*PLAIN, "--epochs", "2"), sets({**OF_TASKS, "epochs": "optimisation.epochs"}), ()):
+        done = bertkit(*asked, *given)
+        assert done.code == 0, done.stderr
+        plans.append(json.loads(done.stdout)["tasks"]["rte"])
+    assert plans[0]["what_hash"] == plans[1]["what_hash"]
+    assert plans[0]["steps"] == plans[1]["steps"]
+    assert plans[2]["what_hash"] != plans[0]["what_hash"]
+
+
+def test_an_evaluation_that_does_not_fine_tune_refuses_them(bertkit: Bertkit, place: Path) -> None:
+    labels = Labels(("entailment", "not_entailment"))
+    own = write_model(place / "own", heads=("sequence_classification",), labels=labels)
+    asked = ("eval", "rte", "--model", own, "--data-dir", write_glue(place / "glue"), "--device", "cpu", "--plan")
+    refused = bertkit(*asked, "--lr", "1e-3", "--epochs", "2")
+    assert (refused.code, refused.stdout) == (2, "")
+    told = " ".join(refused.stderr.split())
+    assert "--lr, --epochs: have no effect" in told
+    assert "--head new" in told
+    assert bertkit(*asked, "--lr", "1e-3", "--head", "new").code == 0
+    warned = bertkit(*asked, "--set", "lr=1e-3")  # worked before these options existed
+    assert warned.code == 0
+    assert "have no effect" in warned.stderr
+
+
 def test_on_text_there_are_no_epochs(bertkit: Bertkit, place: Path) -> None:
     done = bertkit("distill", "distilbert", "--teacher", "model", "--epochs", "2")
     assert done.code == 2
@@ -120,9 +150,9 @@ def test_a_setting_that_stages_have_too_is_told(caplog: pytest.LogCaptureFixture
     assert f"{told} 1 of 2 does: drop them" in caplog.text
 
 
-@pytest.mark.parametrize("command", ["pretrain", "finetune", "distill"])
+@pytest.mark.parametrize("command", ["pretrain", "finetune", "distill", "eval glue", "eval rte"])
 def test_help_shows_them_in_the_first_group(bertkit: Bertkit, command: str) -> None:
-    page = bertkit(command, "--help").stdout
+    page = bertkit(*command.split(), "--help").stdout
     first = page.partition("\u256d\u2500 Options \u2500")[2].partition("\u256f")[0]
     options = [*PLAIN[::2], *([] if command == "pretrain" else ["--epochs"])]
     assert all(f"{each} " in first for each in options), first

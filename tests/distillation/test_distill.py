@@ -300,6 +300,8 @@ def test_examples_without_labels_are_learnt_from(place: Place, tmp_path: Path) -
         place.run(recipe, "distillation=[labels]", copies, run_dir=tmp_path / "no")
     with pytest.raises(DataError, match=r"a control needs a label for every example; leave the copies out"):
         place.run(recipe, copies, control=True, run_dir=tmp_path / "no")
+    with pytest.raises(DataError, match=r"no column 'lime'; .*'line'\? Name it with transfer\.columns\.text$"):
+        place.run(recipe, f"transfer={{file: {file}, columns: {{text: lime}}}}", run_dir=tmp_path / "no")
     with pytest.raises(UsageError, match=r"transfer: its examples have no labels, and a control trains"):
         place.run(recipe, f"transfer={{file: {file}}}", control=True, run_dir=tmp_path / "no")
 

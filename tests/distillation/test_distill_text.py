@@ -286,7 +286,7 @@ def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finishe
     ("overrides", "message"),
     [
         (["student.layers=[0, 4]"], r"student\.layers: \[0, 4\] for 2 of 4 layers; they are counted from 0 to 3"),
-        (["student.layers=[0, 1, 2]"], "for 2 of 4 layers"),
+        (["student.layers=[0, 1, 2]"], r"for 2 of 4 layers.*; for 2 of its layers.*model=.num_hidden_layers: 2."),
         (["model.num_hidden_layers=5", "student=null", "objective=[hidden_states]"], "maps a student of 5 layers"),
         (["objective.cosine.layers=[[3, 4]]"], r"\[3, 4\] is out of range"),
         (["model.hidden_size=12"], "cosine: the student's states have width 12, the teacher's 24"),

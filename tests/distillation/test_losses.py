@@ -168,9 +168,9 @@ def test_attention_counts_real_tokens_only_whatever_stands_in_the_padding(kind: 
     student, teacher = pair(3, 2, 6, 6)
 
     def ours(s: Tensor, t: Tensor) -> Tensor:
-        if kind == "scores":
-            return losses.score_squared_error(s, t, losses.cells_of(LENGTHS, s.shape[-1]))
-        return losses.pattern_divergence(s, t, LENGTHS)
+        cells = losses.cells_of(LENGTHS, s.shape[-1])
+        compare = losses.score_squared_error if kind == "scores" else losses.pattern_divergence
+        return compare(s, t, cells, cells)
 
     value, gradient = value_and_gradient(ours, student, teacher)
     wanted, wanted_gradient = value_and_gradient(lambda s, t: attention_by_hand(kind, s, t), student, teacher)

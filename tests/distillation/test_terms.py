@@ -28,8 +28,10 @@ from bertkit.distillation.terms import (
 from bertkit.errors import UsageError
 from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
-from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
+from bertkit.models.recorder import Recorder
+from tests.probing.tiny_models import BERT, GPT2, tiny_model, tiny_tokenizer
 
 TEXTS = [[5, 9, 11, 7, 6], [8, 30, 31], [40, 41, 42, 43, 44, 45, 46, 47], [3, 4]]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -151,6 +153,32 @@ def test_terms_that_do_not_fit_the_models_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         term.specs(shapes_of(models))
+
+
+def test_attention_to_later_tokens_of_a_causal_model_is_not_compared() -> None:
+    """The divergence is that of the attention itself, and a pair of tokens that do not attend counts as no error."""
+    models = [tiny_model(tiny_tokenizer(), Gpt2Config(**GPT2), heads=(), seed=seed) for seed in (1, 2)]
+    shapes, batch = ShapePair(*map(ModelShape.of, models)), PackedBatch.from_ids(TEXTS)
+    points = [f"blocks.0.attn.{name}" for name in ("hook_pattern", "hook_attn_scores")]
+    recorders = [Recorder(points) for _ in models]
+    for model, recorder in zip(models, recorders, strict=True):
+        model(batch, recorder)
+    (own, own_scores), (theirs, their_scores) = ([each.kept[point] for point in points] for each in recorders)
+    wanted = {
+        "probabilities": torch.special.xlogy(theirs, theirs / own.clamp_min(1e-30)).sum(),
+        "scores": (own_scores - their_scores)[theirs > 0].square().sum(),
+    }
+    for kind, total in wanted.items():
+        term = Attention.model_validate({"of": kind, "layers": ((1, 1),)})
+        pair = []
+        for model, spec in zip(models, term.specs(shapes), strict=True):
+            recording = ActivationRecorder(model, spec)
+            recorder = recording.recorder()
+            model(batch, recorder)
+            pair.append(recording.activations(recorder, batch))
+        found = term.loss(OutputPair(pair[0], pair[1], shapes, torch.nn.ModuleDict()))
+        torch.testing.assert_close(found.sum, total / own.shape[1])
+        assert found.count == term.count(batch, 0)
 
 
 def test_attention_needs_as_many_heads() -> None:

@@ -210,5 +210,7 @@ def test_people_see_one_table_and_a_line_per_figure(place: Place, bertkit: Bertk
     assert [line.split(": ")[0] for line in lines] == ["mlm accuracy", "mlm perplexity", "mlm pseudo_perplexity"]
     assert all("95% interval" in line for line in lines)
     assert outcome.stderr.count("constant_accuracy") == 1
+    (models,) = [line for line in outcome.stderr.splitlines() if line.startswith("models ")]
+    assert "'" not in models
     document = json.loads(bertkit("runs", "diff", a.path, b.path, "--resamples", "50", "--json").stdout)
     assert [each["metric"] for each in document["comparisons"]] == ["accuracy", "perplexity", "pseudo_perplexity"]

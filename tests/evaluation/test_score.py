@@ -98,6 +98,13 @@ def test_choices_are_numbers_of_endings(tmp_path: Path) -> None:
         score(0, "B", 1)
 
 
+def test_vectors_are_not_scored_from_predictions(tmp_path: Path) -> None:
+    for name in ("said.jsonl", "gold.tsv"):
+        (tmp_path / name).write_text('{"prediction": 0.5}\n')
+    with pytest.raises(UsageError, match=r"sts-embedding: trains vectors.*`bertkit eval sts`"):
+        score_file("sts-embedding", tmp_path / "said.jsonl", tmp_path / "gold.tsv")
+
+
 def test_a_form_that_is_not_known_is_told(tmp_path: Path) -> None:
     gold, said = tmp_path / "dev.tsv", tmp_path / "said.csv"
     gold.write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")

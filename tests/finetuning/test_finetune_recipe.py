@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bertkit.finetuning.recipe import CustomTask, own_spec
+from bertkit.errors import UsageError
+from bertkit.finetuning.data import sequence_encoder
+from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe, own_spec, resolved
+from bertkit.models.families.bert import BertConfig
 from bertkit.tasks.readers import Columns
+from tests.tasks.tiny_task import tiny_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,12 @@ def test_any_file_and_column_give_a_valid_name(file: str, label: str, name: str)
 
 def test_a_name_that_is_given_stays() -> None:
     assert own_spec(CustomTask(name="train", train="a.csv", dev="b.csv")).name == "train"
+
+
+@pytest.mark.parametrize(("kind", "windows"), [("classification", True), ("choice", False), ("tagging", False)])
+def test_windows_are_suggested_for_long_texts_of_kinds_that_have_them(kind: str, windows: bool) -> None:
+    task = CustomTask.model_validate({"kind": kind, "train": "a.jsonl", "dev": "b.jsonl"})
+    given = {"name": "x", "task": task, "model": "m", "data": {"max_length": 4000}}
+    with pytest.raises(UsageError, match=r"data\.max_length is 4000") as refused:
+        sequence_encoder(resolved(FinetuneRecipe.model_validate(given)), tiny_tokenizer(), BertConfig())
+    assert ("text.window_stride" in str(refused.value)) == windows

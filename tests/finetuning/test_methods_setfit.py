@@ -11,8 +11,13 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 import bertkit
+from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.errors import StoppedError, UsageError
+from bertkit.evaluation.own_data import NewData, evaluate_data
+from bertkit.evaluation.own_head import head_use
+from bertkit.evaluation.run import EvalArguments
+from bertkit.evaluation.speed.footprint import outputs, task_head
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import CustomTask
@@ -21,6 +26,7 @@ from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
 from bertkit.models.files.hub import load_model
 from bertkit.progress import silent_progress
+from bertkit.tasks.catalogue import TASKS
 from bertkit.tasks.readers import Columns
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
@@ -109,6 +115,17 @@ def test_predict_reads_a_moved_directory_and_sentence_transformers_its_vectors(
     library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
     theirs = library.SentenceTransformer(str(moved), device="cpu").encode(texts)
     np.testing.assert_allclose(bertkit.load(str(moved)).encode(texts), theirs, atol=1e-5)
+
+
+def test_the_fitted_head_is_evaluated_and_timed(finished: FinishedRun, place: FewLabels, tmp_path: Path) -> None:
+    arguments = EvalArguments(str(finished.run.path), device="cpu", runs_root=tmp_path)
+    found = evaluate_data(arguments, NewData(place.dev, {"text": "review", "label": "stars"}))
+    (scores,) = found.results["tasks"].values()
+    assert scores["accuracy"]["mean"] == finished.results["splits"]["dev"]["accuracy"]
+    assert head_use(finished.run.model, TASKS["sst2"], "own", name="m") == "own"
+    model, _ = load_model(finished.run.model)
+    head = task_head(model)
+    assert outputs(model, head, PackedBatch.from_ids([[1, 2, 3], [4, 5]])).shape == (2, 2)
 
 
 def test_a_stopped_run_goes_on_to_the_same_bytes(place: FewLabels, finished: FinishedRun, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.inputs import CustomTask
+from bertkit.finetuning.recipe import FinetuneRecipe
+from bertkit.inference.entities import RawText
+from bertkit.inference.predict import columns_of
 from bertkit.inference.predict_input import InputColumns, examples_of, form_of, open_input
+from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import TableReadOptions
+from bertkit.tasks.readers.own import read_own
 from bertkit.tasks.readers.read_options import SkippedRows
+from bertkit.tasks.readers.table import Columns
 
 COLUMNS = InputColumns(text="body")
 ROWS = ["caf\u00e9, a", "b"]
@@ -36,6 +44,37 @@ def test_a_table_is_read_alike_from_a_file_and_a_pipe(tmp_path: Path, delimiter:
     assert texts(tmp_path / "mine.csv", **settings) == ROWS
     assert texts(None, content, **settings) == ROWS
     assert texts(None, content, delimiter=delimiter, **settings) == ROWS
+
+
+def examples_by(task: CustomTask, row: dict[str, Any]) -> list[Any]:
+    """The example that a model of this task reads in a row."""
+    columns = columns_of(FinetuneRecipe(name="own", task=task, model="m"))
+    return list(examples_of([("here", row)], task.kind, columns, SkippedRows(skip_bad=False)))
+
+
+def test_a_tagger_prefers_lists_of_words_to_a_text_as_in_training(tmp_path: Path) -> None:
+    row = {"text": "U.N. official", "words": ["U.N.", "official"], "tags": ["O", "O"]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row))
+    (trained,) = read_own(tmp_path / "train.jsonl", "tagging").examples
+    task = CustomTask(kind="tagging", train="t.jsonl", dev="d.jsonl")
+    (found,) = examples_by(task, {key: value for key, value in row.items() if key != "tags"})
+    assert isinstance(found, TaggedExample)
+    assert isinstance(trained, TaggedExample)
+    assert found.words == trained.words == ("U.N.", "official")
+    (counted,) = examples_by(task, {"text": "U.N. official", "words": 2, "tokens": "3"})
+    assert counted == RawText("0", "U.N. official")
+    named = task.model_copy(update={"columns": Columns(text="sentence")})
+    (own,) = examples_by(named, {"words": ["no"], "sentence": ["U.N."]})
+    assert isinstance(own, TaggedExample)
+    assert own.words == ("U.N.",)
+
+
+def test_predictions_have_the_ids_of_the_column_named_in_training() -> None:
+    task = CustomTask(train="t.csv", dev="d.csv", columns=Columns(id="key", text_pair="b"))
+    rows = [{"text": "a", "b": "c", **more} for more in ({"key": 7, "id": "x"}, {"id": "x"}, {})]
+    ids = [examples_by(task, row)[0].id for row in rows]
+    assert ids == ["7", "x", "0"]
+    assert examples_by(task, {"text": "a line", "key": "k"})[0].text_pair is None
 
 
 def test_a_piped_document_is_read_in_the_named_encoding() -> None:

@@ -242,6 +242,16 @@ def test_what_needs_one_vector_per_text_is_refused(
     assert "--rerank" in done.stderr
 
 
+def test_predict_names_the_command_that_ranks(colbert: Path, tmp_path: Path, bertkit: Command) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a cat\n")
+    refused = bertkit("predict", "--model", colbert, texts)
+    assert refused.code == 3
+    told = " ".join(refused.stderr.split())
+    assert f"`bertkit search --rerank {colbert}`" in told
+    assert "embed" not in told.replace(str(colbert), "")
+
+
 def test_an_export_as_hf_computes_the_same(colbert: Path, tmp_path: Path, bertkit: Command) -> None:
     assert bertkit("export", colbert, "--to", tmp_path / "out").code == 0
     for own, again in zip(*(embedder(each).documents(DOCUMENTS) for each in (colbert, tmp_path / "out")), strict=True):

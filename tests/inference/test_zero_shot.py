@@ -13,9 +13,13 @@ import tokenizers
 
 import bertkit as package
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning import prediction
+from bertkit.inference import zero_shot as module
 from bertkit.inference.zero_shot import zero_shot
 from bertkit.models.labels import Labels
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.tasks.base import Features
+from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import resolve_engine
 from bertkit.training.engine_config import EngineConfig
@@ -47,6 +51,32 @@ def test_scores_are_those_of_transformers_pipeline(nli: Path, template: str | No
     for own, theirs in zip(predictions(nli, template), wanted, strict=True):
         scores = dict(zip(theirs["labels"], theirs["scores"], strict=True))
         assert own == pytest.approx(scores, abs=1e-5)
+
+
+def test_pairs_are_read_a_few_at_a_time_with_the_same_bits(nli: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many at a time as are computed together; fewer if they are long."""
+    monkeypatch.setattr(prediction, "WINDOW_ITEMS", 8)
+    texts = [TextExample(str(i), " ".join(TEXTS[:2]) * (i % 4)) for i in range(1, 12)]
+    predictor = zero_shot(str(nli), LABELS, ENGINE)
+    pairs = [TextExample(each.id, each.text, f"This example is {name}.") for each in texts for name in LABELS]
+    features = predictor.task.encode(pairs, predictor.encoder)
+    logits = np.stack(prediction.predict(predictor.model, predictor.task, features, ENGINE))[:, 1].astype(np.float64)
+    shares = np.exp(logits.reshape(-1, 3) - logits.reshape(-1, 3).max(axis=1, keepdims=True))
+    read: list[int] = []
+
+    def counted(pairs: list[TextExample], encoder: SequenceEncoder, encode: Any = predictor.task.encode) -> Features:
+        read.append(len(pairs))
+        found: Features = encode(pairs, encoder)
+        return found
+
+    monkeypatch.setattr(predictor.task, "encode", counted)
+    monkeypatch.setattr(module, "WINDOW_ITEMS", 8)
+    monkeypatch.setattr(module, "LARGEST_CHARACTERS", 300)
+    scores = np.array([list(each.scores.values()) for each in predictor(texts)])
+    np.testing.assert_array_equal(scores, shares / shares.sum(axis=1, keepdims=True))
+    assert sum(read) == len(pairs)
+    assert max(read) <= 8
+    assert min(read[:-1]) < 8  # long texts
 
 
 def test_an_embedder_takes_the_nearest_name(tmp_path: Path) -> None:

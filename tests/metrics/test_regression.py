@@ -13,7 +13,7 @@ from scipy import stats
 
 from bertkit.errors import DataError
 from bertkit.metrics import LOWER_IS_BETTER, METRICS, signed_score
-from bertkit.metrics.regression import Pearson, pearson, spearman
+from bertkit.metrics.regression import Pearson, mean_squared_error, pearson, spearman
 
 NUMBER = st.floats(-50, 50, allow_subnormal=False).map(lambda x: round(x, 3))
 PAIRS = st.lists(st.tuples(NUMBER, NUMBER), min_size=2, max_size=37)
@@ -64,6 +64,12 @@ def test_undefined_correlations_are_none_with_a_warning(
         warnings.simplefilter("error")
         assert metric(guessed, gold) == {name: None}
     assert f"{name} is undefined: the predictions or the references are constant" in caplog.text
+
+
+def test_the_error_of_numbers_that_are_not_finite_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    for guessed in ([np.nan, 1.0], [np.inf, 1.0]):
+        assert mean_squared_error(guessed, [1.0, 2.0]) == {"mean_squared_error": None}
+    assert "mean_squared_error is undefined: the predictions or the references are not all finite" in caplog.text
 
 
 def test_extreme_magnitudes_keep_their_correlation() -> None:

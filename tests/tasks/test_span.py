@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import processors
 from torch.nn import functional
 
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
 from bertkit.models.files.hub import load_model
 from bertkit.tasks.base import Features, Prediction
 from bertkit.tasks.catalogue import TASKS
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Answer, QuestionExample
 from bertkit.tasks.span import END, START, THRESHOLD, Span, SpanSettings, answer_tokens, most_context
+from bertkit.text.tokenizer import Tokenizer
 from tests.tasks.tiny_task import NOUNS, tiny_tokenizer, write_model
 
 CONTEXT = " ".join(NOUNS) + ", fineness! " + " ".join(NOUNS)
@@ -169,7 +171,16 @@ def test_the_loss_is_that_of_transformers(tmp_path: Path) -> None:
     assert part.count == features.num_examples
 
 
-def test_an_answer_without_a_token_and_a_length_without_room() -> None:
+def test_an_answer_without_a_token_a_length_without_room_and_sequences_without_a_classifier_token() -> None:
     assert answer_tokens(question("cat"), []) is None
     with pytest.raises(UsageError, match=r"span\.max_query_tokens is 64"):
         task(SpanSettings()).encode([question("cat")], encoder())
+    tokenizer = tiny_tokenizer()
+    sep = tokenizer.roles["sep"]
+    backend = type(tokenizer.backend).from_str(tokenizer.backend.to_str())
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {sep}", pair=f"$A {sep} $B {sep}", special_tokens=[(sep, tokenizer.sep_id)]
+    )
+    closed = Tokenizer(backend, tokenizer.roles, lowercases=tokenizer.lowercases)
+    with pytest.raises(DataError, match=r"puts no \[CLS\] into a sequence"):
+        task().encode([question("cat")], SequenceEncoder(closed, max_tokens=24))

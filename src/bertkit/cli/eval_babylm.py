@@ -45,8 +45,9 @@ def babylm(
 
     Tasks without data are reported and left out. The command also writes the files for the leaderboard.
     """
-    if checkpoints and plan:
-        raise UsageError("--plan and --checkpoints exclude each other: the models of a run are not fine-tuned")
+    if checkpoints and (plan or settings.finetune):
+        option = "--plan" if plan else "--finetune"
+        raise UsageError(f"{option} and --checkpoints exclude each other: the models of a run are not fine-tuned")
     if checkpoints:
         _checkpoints(model, data_dir, settings, common)
         return

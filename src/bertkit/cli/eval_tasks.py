@@ -25,6 +25,7 @@ from bertkit.cli.options import (
     Model,
     Plan,
     SetOption,
+    TaskHyperparameters,
     model_or_default,
     option,
     seed_numbers,
@@ -75,7 +76,9 @@ class TaskEvaluationOptions(Measuring):
     jobs: Jobs = None
     executor: ExecutorName = None
 
-    def evaluation(self, suite: str, tasks: tuple[TaskSpec, ...]) -> TaskEvaluation:
+    def evaluation(
+        self, suite: str, tasks: tuple[TaskSpec, ...], hyperparameters: TaskHyperparameters
+    ) -> TaskEvaluation:
         """The arguments of an evaluation on tasks."""
         from bertkit.evaluation.plan import TaskEvaluation
         from bertkit.jobs.settings import ExecutorSettings
@@ -88,6 +91,7 @@ class TaskEvaluationOptions(Measuring):
             arguments=eval_arguments(self.model, self),
             data_dir=None if self.data_dir is None else Path(self.data_dir),
             seeds=tuple(seed_numbers(self.seeds)),
+            hyperparameters=tuple(hyperparameters.overrides),
             overrides=(*overrides_of(steps), *set_overrides(self.settings)),
             head=self.head,
             published=self.published,
@@ -108,6 +112,7 @@ def glue(
         str | None, option("--tasks", metavar="T,T", help="Tasks to evaluate, e.g. rte,mrpc (default: all nine).")
     ] = None,
     *,
+    hyperparameters: TaskHyperparameters,
     common: TaskEvaluationOptions,
 ) -> None:
     """GLUE: fine-tune if needed, evaluate, and pack a submission: `bertkit eval glue --model M --data-dir D`
@@ -118,7 +123,7 @@ def glue(
     from bertkit.evaluation.glue import SUITE, evaluate_glue, glue_tasks
 
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
-    evaluation = replace(common.evaluation(SUITE, glue_tasks(names)), may_lack=names is None)
+    evaluation = replace(common.evaluation(SUITE, glue_tasks(names), hyperparameters), may_lack=names is None)
     if common.plan:
         common.print_plan(evaluation)
         return
@@ -131,10 +136,10 @@ def glue(
 def task_command(task: TaskSpec) -> Callable[..., None]:
     """The command of one published task."""
 
-    def command(*, common: TaskEvaluationOptions) -> None:
+    def command(*, hyperparameters: TaskHyperparameters, common: TaskEvaluationOptions) -> None:
         from bertkit.evaluation.tasks import evaluate_tasks
 
-        evaluation = common.evaluation(task.name, (task,))
+        evaluation = common.evaluation(task.name, (task,), hyperparameters)
         if common.plan:
             common.print_plan(evaluation)
             return

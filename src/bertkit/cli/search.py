@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 160
 """Number of characters of a hit's text shown in a table."""
+_AS_FILE = "write it to a file, which can be read more than once"
 
 IndexDirectory = Annotated[
     Path | None,
@@ -110,7 +111,9 @@ def search(
     else:
         _refuse_unread(pair_settings, "--pairs")
     if only_build:
-        _refuse_unread(query_settings, "queries; without one, the index is only built")
+        _refuse_unread(query_settings, unasked := "queries; without one, the index is only built")
+        if rerank is not None:
+            raise UsageError(f"--rerank: works only with {unasked}")
     elif rerank is None and "rerank_depth" in query_settings.model_fields_set:
         raise UsageError("--rerank-depth: works only with --rerank MODEL")
     if corpus is None and index is not None and (flags := given_flags(reading)):
@@ -169,7 +172,7 @@ def opened(
         found.check_model(embedder)
         yield found, embedder
         return
-    require_input_file(corpus)
+    require_input_file(corpus, instead_of_pipe=_AS_FILE)
     if index is not None and (index / DESCRIPTION).is_file():
         present = TextIndex.open(index)
         model = model or str(present.described["model"])
@@ -291,7 +294,7 @@ def mine_negatives(
     from bertkit.inference.vector_files import require_output
     from bertkit.tasks.readers.read_options import TableReadOptions
 
-    require_input_file(pairs)
+    require_input_file(pairs, instead_of_pipe=_AS_FILE)
     if out is not None:
         require_output(out, pairs, corpus)
     names = tuple(name.strip() for name in columns.split(","))

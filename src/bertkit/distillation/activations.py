@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from bertkit.models.hook_points import layer_points
 from bertkit.models.operators.vocabulary import WordLogits
 from bertkit.models.recorder import Recorder
 
-_SCORES = "blocks.{n}.attn.hook_attn_scores"
+_SCORES, _PATTERN = "blocks.{n}.attn.hook_attn_scores", "blocks.{n}.attn.hook_pattern"
 _ANY_VOCABULARY = 7
 
 
@@ -64,6 +65,18 @@ class ActivationSpec:
         return json.dumps({"logits": self.logits, **layers}, sort_keys=True)
 
 
+class AttentionMap(NamedTuple):
+    """A layer's attention.
+
+    Attributes:
+        scores_BNSS: before the softmax; cells of padding and of pairs that do not attend have arbitrary values.
+        seen_BSS: bool; which keys a query attends to, none of them padding.
+    """
+
+    scores_BNSS: Tensor
+    seen_BSS: Tensor
+
+
 @dataclass(frozen=True)
 class Activations:
     """What was recorded from a model on one batch.
@@ -74,14 +87,14 @@ class Activations:
             recorded.
         states: (T, D) by layer.
         first_states: (B, D) by layer.
-        scores: attention scores before the softmax, (B, N, S, S) by layer; padding cells have arbitrary values.
+        maps: attention by layer.
     """
 
     batch: PackedBatch
     logits: Tensor | WordLogits | None = None
     states: Mapping[int, Tensor] = field(default_factory=dict)
     first_states: Mapping[int, Tensor] = field(default_factory=dict)
-    scores: Mapping[int, Tensor] = field(default_factory=dict)
+    maps: Mapping[int, AttentionMap] = field(default_factory=dict)
 
     @property
     def lengths_B(self) -> Tensor:
@@ -152,7 +165,8 @@ class ActivationRecorder:
         # If only logits are recorded, any kind of model will do.
         self._states = layer_points(model) if spec.states or spec.first_states else ()
         points = [self._states[layer] for layer in (*spec.states, *spec.first_states)]
-        self.points = frozenset([*points, *(_scores(layer) for layer in spec.scores)])
+        maps = [_point(name, layer) for name in (_SCORES, _PATTERN) for layer in spec.scores]
+        self.points = frozenset([*points, *maps])
 
     def recorder(self) -> Recorder | None:
         """The recorder for the forward pass; None if only logits are recorded."""
@@ -169,9 +183,12 @@ class ActivationRecorder:
             logits if spec.logits else None,
             {layer: kept[self._states[layer]] for layer in spec.states},
             {layer: kept[self._states[layer]].index_select(0, batch.first_token_B) for layer in spec.first_states},
-            {layer: kept[_scores(layer)] for layer in spec.scores},
+            {
+                layer: AttentionMap(kept[_point(_SCORES, layer)], (kept[_point(_PATTERN, layer)] > 0).any(dim=1))
+                for layer in spec.scores
+            },
         )
 
 
-def _scores(layer: int) -> str:
-    return _SCORES.format(n=layer - 1)
+def _point(name: str, layer: int) -> str:
+    return name.format(n=layer - 1)

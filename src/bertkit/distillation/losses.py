@@ -100,29 +100,35 @@ def cells_of(lengths_B: Tensor, longest: int) -> Tensor:
     return real_BS[:, :, None] & real_BS[:, None, :]
 
 
-def score_squared_error(student_BNSS: Tensor, teacher_BNSS: Tensor, cell_BSS: Tensor) -> Tensor:
+def score_squared_error(student_BNSS: Tensor, teacher_BNSS: Tensor, cell_BSS: Tensor, seen_BSS: Tensor) -> Tensor:
     """Squared difference of attention scores before the softmax, averaged over the heads, for each real cell, (C,).
 
-    TinyBERT, arXiv:1909.10351, equation 7. Its code sets masked scores to 0 and counts them; here they do not exist.
+    TinyBERT, arXiv:1909.10351, equation 7. Its code sets the scores of padding to 0 and counts them; here they do not
+    exist. Pairs of real tokens that do not attend, such as those with later tokens in a causal model, count as 0.
+
+    Args:
+        student_BNSS, teacher_BNSS: other cells have arbitrary values.
+        cell_BSS: from `cells_of`.
+        seen_BSS: the keys that a query attends to in both models.
     """
-    return (student_BNSS.float() - teacher_BNSS.float()).square().mean(dim=1)[cell_BSS]
+    error_BSS = (student_BNSS.float() - teacher_BNSS.float()).square().mean(dim=1)
+    return error_BSS.masked_fill(~seen_BSS, 0.0)[cell_BSS]
 
 
-def pattern_divergence(student_BNSS: Tensor, teacher_BNSS: Tensor, lengths_B: Tensor) -> Tensor:
+def pattern_divergence(student_BNSS: Tensor, teacher_BNSS: Tensor, cell_BSS: Tensor, seen_BSS: Tensor) -> Tensor:
     """KL(teacher's attention || student's) in nats, averaged over the heads, for each real query, (T,).
 
     MobileBERT, arXiv:2004.02984, equation 3.
 
     Args:
-        student_BNSS, teacher_BNSS: scores before the softmax, padding cells have arbitrary values.
-        lengths_B: tokens of each sequence.
+        student_BNSS, teacher_BNSS, cell_BSS, seen_BSS: as for `score_squared_error`.
     """
-    longest = student_BNSS.shape[-1]
-    real_BS = torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
-    hidden_B11S = ~real_BS[:, None, None, :]
+    real_BS = cell_BSS.diagonal(dim1=1, dim2=2)
+    # Queries of padding, which are left out at the end, keep their keys: a softmax needs one.
+    hidden_B1SS = (~seen_BSS & real_BS[:, :, None])[:, None]
     logs = [
-        torch.log_softmax(scores_BNSS.float().masked_fill(hidden_B11S, -torch.inf), dim=-1)
+        torch.log_softmax(scores_BNSS.float().masked_fill(hidden_B1SS, -torch.inf), dim=-1)
         for scores_BNSS in (student_BNSS, teacher_BNSS)
     ]
-    difference_BNSS = (logs[1] - logs[0]).masked_fill(hidden_B11S, 0.0)
+    difference_BNSS = (logs[1] - logs[0]).masked_fill(hidden_B1SS, 0.0)
     return (logs[1].exp() * difference_BNSS).sum(dim=-1).mean(dim=1)[real_BS]

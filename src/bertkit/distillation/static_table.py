@@ -28,10 +28,10 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import atomic_directory, read_json, write_json, write_text
 from bertkit.models.families.static import TABLE
 from bertkit.models.files.hub import CONFIG_FILE, check_vocabulary, load_model
-from bertkit.models.files.model_files import MODULES_FILE, SAFETENSORS, encoder_directory, find_model, write_safetensors
+from bertkit.models.files.model_files import SAFETENSORS, encoder_directory, find_model, write_safetensors
 from bertkit.models.headed import HeadedModel
-from bertkit.models.sentence import VERSION_FILE, pool
-from bertkit.models.sentence_files import version_settings
+from bertkit.models.sentence import VERSION_FILE, TextReading, pool
+from bertkit.models.sentence_files import PACKAGE, version_settings, write_modules
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
 from bertkit.tasks.encoding import Template
@@ -163,16 +163,8 @@ def _write(to: Path, table_VE: Float32Array, tokenizer: Tokenizer, max_tokens: i
     write_text(to / "tokenizer.json", json.dumps(settings | {"post_processor": None}))
     shape = {"vocab_size": len(table_VE), "hidden_size": table_VE.shape[1]}
     write_json(to / CONFIG_FILE, {"model_type": "static", "architectures": ["StaticEmbedding"], **shape})
-    kinds = {"StaticEmbedding": "", "Normalize": "1_Normalize"}
-    (to / "1_Normalize").mkdir()
-    write_json(
-        to / MODULES_FILE,
-        [
-            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for number, (kind, path) in enumerate(kinds.items())
-        ],
-    )
-    write_json(to / VERSION_FILE, version_settings())
+    write_modules(to, f"{PACKAGE}.StaticEmbedding", [(f"{PACKAGE}.Normalize", None)])
+    write_json(to / VERSION_FILE, version_settings(TextReading()))
 
 
 @torch.inference_mode()

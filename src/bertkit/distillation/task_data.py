@@ -21,7 +21,7 @@ from bertkit.distillation.student_settings import GivenModel
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher_files import TeacherFiles, find_task_teachers
 from bertkit.distillation.terms import LogitError, LogitTerm, ShapePair, check_single_teacher, compares_layers, specs_of
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.finetuning.data import (
     EncodedSplit,
     Preparation,
@@ -162,7 +162,11 @@ class _Preparation(Preparation):
         transfer, augmentation = self.recipe.transfer, self.recipe.augmentation
         if transfer is not None:
             columns = transfer.columns.model_copy(update={"label": None})
-            train = read_own(Path(transfer.file).expanduser(), self.recipe.spec.kind, columns, transfer.reading)
+            try:
+                train = read_own(Path(transfer.file).expanduser(), self.recipe.spec.kind, columns, transfer.reading)
+            except MissingColumnError as error:  # the options name the columns of the task's own files
+                named = str(error).replace("--text-pair", "transfer.columns.text_pair")
+                raise MissingColumnError(named.replace("--text", "transfer.columns.text")) from error
         if augmentation is None:
             return train
         texts = [example for example in train.examples if isinstance(example, TextExample)]

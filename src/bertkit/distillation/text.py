@@ -256,4 +256,8 @@ def copied_layers(recipe: DistillTextRecipe, shapes: ShapePair) -> list[int] | N
     try:
         return chosen_layers(recipe.student.layers, of=shapes.teacher.layers, keep=shapes.student.layers)
     except UsageError as error:
-        raise UsageError(f"student.{error}") from None
+        fewer = max(1, shapes.teacher.layers // 2)
+        raise UsageError(
+            f'student.{error}; for {fewer} of its layers, for example: --set "model={{num_hidden_layers: {fewer}}}"'
+            " --set student.layers=uniform"
+        ) from None

@@ -30,7 +30,7 @@ from bertkit.recipe.resolve import overrides_of, with_overrides
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.finished import CONFIG_FINGERPRINT
 from bertkit.tasks.base import Prediction, Task
-from bertkit.tasks.classification import TEMPERATURE
+from bertkit.tasks.classification import TEMPERATURE, TextTask
 from bertkit.tasks.examples import Split, TaggedExample, match_label_case
 from bertkit.tasks.readers import Columns, read_own
 from bertkit.tasks.readers.load import READERS
@@ -223,7 +223,7 @@ def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: s
     Raises:
         DataError: there are labels that the model does not have; all are listed.
     """
-    names = task.labels.names if task.head in ("sequence_classification", "token_classification") else ()
+    names = task.labels.names
     found = match_label_case(examples, names)
     unknown: dict[str, list[str]] = {}
     for example in found:
@@ -237,7 +237,7 @@ def with_known_labels(examples: Sequence[Any], task: Task, source: str, model: s
             for label, ids in list(unknown.items())[:_SHOWN]
         )
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-        column = " name their column with --label," if task.head == "sequence_classification" else ""
+        column = " name their column with --label," if isinstance(task, TextTask) else ""
         raise DataError(
             f"{source}: labels that {model} does not have: {shown}{more}; it has"
             f" {', '.join(map(repr, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''}; rename them in the file,"

@@ -17,6 +17,7 @@ from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.models.files.hub import read_config
 from bertkit.models.labels import Labels
 from bertkit.tasks.catalogue import TASKS, TaskSpec, find_task
+from bertkit.tasks.classification import has_vector_head
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def head_use(directory: Path, spec: TaskSpec, choice: HeadChoice, *, name: str) 
     """
     directory = head_directory(directory, spec.name)
     config, contents = read_config(directory)
-    if not has_head(config, contents, spec.head):
+    if not has_head(config, contents, spec.head) and not (spec.kind == "classification" and has_vector_head(contents)):
         if choice == "own":
             raise DataError(f"{name}: has no head for {spec.kind}, which --head own needs")
         return "none"

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.own_head import HeadChoice, HeadUse, head_use
 from bertkit.evaluation.run import EvalArguments
 from bertkit.files import sha256_of
@@ -50,7 +50,9 @@ class TaskEvaluation:
         arguments: the model, and where to compute and write.
         data_dir: where the official files are; the Hub's copies if None.
         seeds: one fine-tuning run per seed.
-        overrides: overrides for every task's recipe; keys may be short (`lr`).
+        hyperparameters: overrides for every task's recipe, from options that are refused if nothing is fine-tuned; keys
+            may be short (`lr`).
+        overrides: the same from `--set`, which come later; without effect, they are only reported.
         head: what to do with a head that the model has.
         predict: splits without labels for the best seed to predict, if they exist.
         published: the model whose published rows to show; if None, one with the same shape.
@@ -65,6 +67,7 @@ class TaskEvaluation:
     arguments: EvalArguments
     data_dir: Path | None = None
     seeds: tuple[int, ...] = (0,)
+    hyperparameters: tuple[Override, ...] = ()
     overrides: tuple[Override, ...] = ()
     head: HeadChoice = "auto"
     predict: tuple[str, ...] = ()
@@ -73,6 +76,11 @@ class TaskEvaluation:
     max_minutes: float | None = None
     metrics: tuple[str, ...] = ()
     executor: ExecutorSettings = field(default_factory=ExecutorSettings)
+
+    @property
+    def recipe_overrides(self) -> tuple[Override, ...]:
+        """All overrides, the later ones with priority."""
+        return (*self.hyperparameters, *self.overrides)
 
     @cached_property
     def additional(self) -> tuple[AdditionalMetric, ...]:
@@ -132,7 +140,7 @@ class PlannedEvaluation:
         """The plan of an evaluation; warns of tasks that are left out, and of settings without effect.
 
         Raises:
-            UsageError: invalid overrides, or an unknown published row.
+            UsageError: invalid overrides, hyperparameters without effect, or an unknown published row.
             DataError: invalid model or data, or no task has data.
         """
         directory = encoder_directory(find_model(evaluation.arguments.model, offline=evaluation.arguments.offline))
@@ -141,7 +149,16 @@ class PlannedEvaluation:
         for name, reason in left_out.items():
             log.warning("%s is left out: %s", name, reason)
         found = cls(directory, rows, planned, left_out)
-        if (evaluation.overrides or len(evaluation.seeds) > 1) and len(found.evaluated_as_is) == len(planned):
+        if len(found.evaluated_as_is) < len(planned):
+            return found
+        if evaluation.hyperparameters:
+            given = [each.place for each in evaluation.hyperparameters]
+            has = "has" if len(given) == 1 else "have"
+            raise UsageError(
+                f"{', '.join(given)}: {has} no effect: {evaluation.arguments.model} has its own head, which is"
+                " evaluated as it is; leave out what only fine-tuning reads, or fine-tune a new head with --head new"
+            )
+        if evaluation.overrides or len(evaluation.seeds) > 1:
             log.warning(
                 "settings and seeds of fine-tuning have no effect: %s has its own head, which is evaluated as it is;"
                 " --head new fine-tunes a new one",
@@ -265,7 +282,7 @@ def finetune_arguments(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse)
             ),
             *([Override("new_head", True)] if use == "new" else []),
             *([Override("metrics", list(evaluation.metrics))] if evaluation.metrics else []),
-            *evaluation.overrides,
+            *evaluation.recipe_overrides,
         ],
         runs_root=evaluation.arguments.runs_root,
         offline=evaluation.arguments.offline,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.submission import HEADER
 from bertkit.finetuning.data import build_task
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -41,14 +41,15 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
         split: the gold file's split, if its format depends on it.
 
     Raises:
-        UsageError: no such task.
+        UsageError: no such task, or one whose predictions are not saved.
         DataError: an invalid file, gold without labels, or examples that differ from the gold file's.
     """
     spec = find_task(task)
+    found = read_predictions(predictions, spec)
     examples = READERS[spec.layout](gold, spec, split).examples
     if not any(is_labelled(example) for example in examples):
         raise DataError(f"{gold}: has no labels; give the labelled file of a split with --gold")
-    predicted = matched(read_predictions(predictions, spec), examples, source=str(predictions))
+    predicted = matched(found, examples, source=str(predictions))
     recipe = resolved(FinetuneRecipe(name=spec.name, task=spec.name, model="none"))
     scores = scoring_task(recipe, examples, predicted).score(predicted, examples)
     return {
@@ -83,8 +84,14 @@ def read_predictions(path: Path, spec: TaskSpec) -> dict[str, Prediction]:
     """Predictions by id; by position from 0 if the file has no ids.
 
     Raises:
+        UsageError: the task is to compute vectors.
         DataError: an invalid line, a duplicate id, or a label that the task does not have.
     """
+    if spec.kind == "embedding":
+        raise UsageError(
+            f"{spec.name}: trains vectors, which saved predictions do not contain; `bertkit eval sts`, `pairs`,"
+            " `triplets` and `retrieval` score a model's"
+        )
     found: dict[str, Prediction] = {}
     for where, name, value, scores in _rows(path, spec):
         if name in found:

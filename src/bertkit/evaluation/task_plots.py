@@ -42,13 +42,24 @@ def _learning_curve(run: Path, directory: Path) -> list[Path]:
     if not scores:
         return []
     table = _write(directory / "learning-curve.csv", ["step", "loss", *scores], rows)
-    figure, (losses, shares) = new_figure(f"{run.name}: {rows[-1]['step']:,} steps", panels=2)
+    evaluated = [row for row in rows if any(key in row for key in scores)]
+    groups = _by_scale({key: [row.get(key) for row in evaluated] for key in scores})
+    figure, (losses, *panels) = new_figure(f"{run.name}: {rows[-1]['step']:,} steps", panels=1 + len(groups))
     losses.plot(*_points(rows, "loss"), color="0.4")
     plain(losses, x="step", y="training loss", title="")
-    evaluated = [row for row in rows if any(key in row for key in scores)]
-    lines(shares, [row["step"] for row in evaluated], {key: [row.get(key) for row in evaluated] for key in scores})
-    plain(shares, x="step", y="score", title="")
+    for axes, series in zip(panels, groups, strict=True):
+        lines(axes, [row["step"] for row in evaluated], series)
+        plain(axes, x="step", y="score" if len(series) > 1 else next(iter(series)), title="")
+    for axes in (losses, *panels):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     return [table, *save(figure, directory / "learning-curve")]
+
+
+def _by_scale(series: Mapping[str, list[float | None]]) -> list[dict[str, list[float | None]]]:
+    """Scores of at most 1, and larger ones such as squared errors, next to which the former would all look like 0."""
+    large = {key for key, values in series.items() if any(abs(value) > 1 for value in values if value is not None)}
+    groups = [{key: values for key, values in series.items() if (key in large) is kind} for kind in (False, True)]
+    return [group for group in groups if group]
 
 
 def _is_score(key: str) -> bool:

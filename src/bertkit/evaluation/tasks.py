@@ -192,7 +192,7 @@ def _identity(
         "data_dir": None if evaluation.data_dir is None else str(evaluation.data_dir.absolute()),
         "tasks": [task.spec.name for task in planned],
         "seeds": list(evaluation.seeds),
-        "overrides": list(map(str, evaluation.overrides)),
+        "overrides": list(map(str, evaluation.recipe_overrides)),
         "head": evaluation.head,
         **({"metrics": list(evaluation.metrics)} if evaluation.metrics else {}),
     }

@@ -40,6 +40,7 @@ from bertkit.tasks.classification import (
     Classification,
     MultiLabelClassification,
     Regression,
+    TextSettings,
     VectorClassification,
 )
 from bertkit.tasks.embedding.settings import EmbeddingSettings
@@ -220,7 +221,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
             encoded["train"].examples,
             task,
             teacher=recipe.task_settings.teacher,
-            width=task.width(preparation.encoder_config(config)),
+            config=preparation.encoder_config(config),
             max_tokens=train_encoder.max_tokens,
             engine=resolve_engine(recipe.engine, TASK_INTERVALS),
             offline=offline,
@@ -476,9 +477,10 @@ def _max_tokens(recipe: FinetuneRecipe, config: EncoderConfig) -> int:
     if wanted == recipe.spec.max_length:
         log.info("%s: sequences have at most %d tokens in place of %d", recipe.name, config.max_tokens, wanted)
         return config.max_tokens
+    windows = ", or set text.window_stride to read a long text in several windows"
     raise UsageError(
-        f"data.max_length is {wanted}, but the model reads at most {config.max_tokens} tokens; lower it, or set"
-        " text.window_stride to read a long text in several windows"
+        f"data.max_length is {wanted}, but the model reads at most {config.max_tokens} tokens; lower it"
+        + (windows if isinstance(recipe.task_settings, TextSettings) else "")
     )
 
 

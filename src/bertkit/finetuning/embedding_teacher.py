@@ -20,6 +20,7 @@ import torch
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.prediction import predict, prediction_batches
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.files.hub import load_model, read_config
 from bertkit.models.files.model_files import encoder_directory, find_model, weights_hash
 from bertkit.models.labels import Labels
@@ -35,6 +36,8 @@ from bertkit.training.engine import Engine
 
 log = logging.getLogger(__name__)
 
+_ANY_VOCABULARY = 8
+
 
 def taught(
     features: Features,
@@ -42,7 +45,7 @@ def taught(
     task: Embedding,
     *,
     teacher: str,
-    width: int,
+    config: EncoderConfig,
     max_tokens: int,
     engine: Engine,
     offline: bool,
@@ -54,7 +57,7 @@ def taught(
         examples: of train.
         task: its loss reads margins or vectors.
         teacher: a Hub id, a model or a run directory.
-        width: of the student's vectors; wider teacher vectors are projected to their principal components.
+        config: of the student, whose vectors may be narrower: the teacher's are projected to principal components.
         max_tokens: of the longest sequence.
         engine: device and batch size.
         offline: use no network.
@@ -72,14 +75,14 @@ def taught(
     directory = find_model(teacher, offline=offline)
     encoder_files = encoder_directory(directory)
     tokenizer = load_tokenizer(encoder_files, offline=offline)
-    config, _ = read_config(encoder_files)
-    encoder = SequenceEncoder(
-        tokenizer, max_tokens=min(max_tokens, config.max_tokens), token_types=config.reads_token_types
-    )
+    own, _ = read_config(encoder_files)
+    encoder = SequenceEncoder(tokenizer, max_tokens=min(max_tokens, own.max_tokens), token_types=own.reads_token_types)
     log.info("computing targets of the teacher %s for %s examples", teacher, f"{len(examples):,}")
     if wanted == "margins":
         found = _margins(encoder_files, examples, encoder, engine)
     else:
+        with torch.device("meta"):
+            width = task.vector_width(config.build(_ANY_VOCABULARY))
         found = projected(_vectors(directory, examples, encoder, engine), width, teacher)
     labels = {**features.example_labels, LABEL: found}
     return replace(features, example_labels=labels), weights_hash(encoder_files)

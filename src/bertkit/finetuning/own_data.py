@@ -88,11 +88,10 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
     )
     if name == "train":
         return part
-    groups = f", {len(set(part.groups))} of {len(set(whole.groups))} groups" if whole.groups else ""
+    groups = f", {len(set(part.groups)):,} of {len(set(whole.groups)):,} groups" if whole.groups else ""
     share = len(chosen) / len(whole.examples)
-    log.info(
-        "%s: dev is %d of %d examples (%.1f%%)%s", whole.source, len(chosen), len(whole.examples), 100 * share, groups
-    )
+    counts = f"{len(chosen):,} of {len(whole.examples):,}"
+    log.info("%s: dev is %s examples (%.1f%%)%s", whole.source, counts, 100 * share, groups)
     if settings.keeps_duplicates and (count := duplicates(whole)):
         log.info(
             "%s: %d of its rows have the texts of others; equal texts are on one side of the split", whole.source, count

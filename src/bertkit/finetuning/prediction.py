@@ -21,14 +21,14 @@ from bertkit.ranks import current
 from bertkit.tasks.base import Features, Task
 from bertkit.training.engine import Engine
 
-_WINDOW_ITEMS = 16_384
+WINDOW_ITEMS = 16_384
 """Number of items within which sequences are sorted by length."""
 
 
 def prediction_batches(features: Features, max_tokens: int) -> Iterator[Int64Array]:
     """All items in batches of at most `max_tokens` tokens, sorted by length within large windows."""
-    for first in range(0, features.num_examples, _WINDOW_ITEMS):
-        yield from features.cut(np.arange(first, min(first + _WINDOW_ITEMS, features.num_examples)), max_tokens)
+    for first in range(0, features.num_examples, WINDOW_ITEMS):
+        yield from features.cut(np.arange(first, min(first + WINDOW_ITEMS, features.num_examples)), max_tokens)
 
 
 @torch.inference_mode()

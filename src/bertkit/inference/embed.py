@@ -80,7 +80,8 @@ def input_texts(rows: Iterable[tuple[str, dict[str, Any] | None]], columns: Inpu
         if row is None:
             yield InputText(str(number), "", place)
         else:
-            yield InputText(id_of(row, number), string_of(row, columns.first(row, "text"), place, "--text"), place)
+            text = string_of(row, columns.first(row, "text"), place, "--text")
+            yield InputText(id_of(row, number, columns), text, place)
 
 
 def blocks_of(

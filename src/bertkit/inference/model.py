@@ -37,6 +37,7 @@ from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.encoding import Template
+from bertkit.tasks.span import Span
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import resolve_engine
@@ -131,7 +132,8 @@ class Model:
         Args:
             examples: as returned by `examples`.
             top: see `predict`.
-            independent: on a CPU no answer's bits depend on another (independent_predictions.py); slightly slower.
+            independent: for a server, which counts texts that are cut itself: on a CPU no answer's bits depend on
+                another (independent_predictions.py); slightly slower.
         """
         predictor = self._independent_predictor if independent else self._predictor
         return [document for _, document in documents(predictor, examples, top=top)]
@@ -313,6 +315,16 @@ class Model:
         in_windows = self.kind in ("tagging", "span") or getattr(settings, "window_stride", None)
         return None if in_windows else self._predictor.encoder.max_tokens
 
+    @property
+    def longest_question(self) -> int | None:
+        """The number of tokens to which `predict` cuts a question; None if the model does not answer any.
+
+        Raises:
+            DataError: the model has no fine-tuned head.
+        """
+        task = self._predictor.task
+        return task.settings.max_query_tokens if isinstance(task, Span) else None
+
     def can_fill(self) -> bool:
         """Whether the model fills masks: it has a trained masked-LM head."""
         try:
@@ -338,7 +350,7 @@ class Model:
 
     @cached_property
     def _independent_predictor(self) -> Predictor:
-        return replace(self._predictor, outputs=independent_outputs)
+        return replace(self._predictor, outputs=independent_outputs, warns_of_cut=False)
 
     @cached_property
     def _pretrained(self) -> HeadedModel:

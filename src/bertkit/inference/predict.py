@@ -33,13 +33,14 @@ from bertkit.models.files.hub import check_vocabulary, load_model, read_config
 from bertkit.models.files.model_files import encoder_directory, find_model, weights_hash
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.models.sentence import VERSION_FILE
+from bertkit.models.sentence import VERSION_FILE, is_token_encoder
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import EncodedTokenCounts, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec
-from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, SIGMOID, TASK_HEAD, VectorClassification
+from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, SIGMOID, has_vector_head
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Example, TaggedExample
+from bertkit.tasks.readers.table import Columns
 from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -53,7 +54,7 @@ _LONGEST = 512
 """Maximum sequence length if the length used in training is unknown and the model reads more."""
 FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
 """Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
-_LARGEST_CHARACTERS = 1 << 22
+LARGEST_CHARACTERS = 1 << 22
 """Characters per group of examples, for any number of examples: 4 million bound the memory."""
 
 
@@ -71,6 +72,7 @@ class Predictor:
         recipe: of the run that made it; of the task alone if there is no run.
         outputs: computes the head's outputs: `predict`, or a function with the same signature.
         loader: reads the same model again, in another process; None if the model exists only in memory.
+        warns_of_cut: whether examples that are cut are reported in the log.
     """
 
     directory: Path
@@ -83,6 +85,7 @@ class Predictor:
     recipe: FinetuneRecipe
     outputs: Callable[..., list[NDArray[Any]]] = field(default=predict, kw_only=True)
     loader: Callable[[], Predictor] | None = field(default=None, kw_only=True)
+    warns_of_cut: bool = field(default=True, kw_only=True)
 
     @classmethod
     def load(
@@ -109,7 +112,13 @@ class Predictor:
             UsageError: the length exceeds the model's maximum.
             DataError: no model, no fine-tuned head, or labels that are not the task's.
         """
-        directory = encoder_directory(find_model(name, offline=offline))
+        whole = find_model(name, offline=offline)
+        if is_token_encoder(whole):
+            raise DataError(
+                f"{name}: computes a vector for each token (ColBERT) and predicts no label; `bertkit search --rerank"
+                f" {name}` ranks texts with it, as does late_scores(query, texts) in Python"
+            )
+        directory = encoder_directory(whole)
         if spec is not None:
             directory = head_directory(directory, spec.name)
         config, contents = read_config(directory)
@@ -123,7 +132,7 @@ class Predictor:
             plain = _recipe_from(spec or head_kind(config, contents, name), name)
             recipe = _with_vectors(contents, _with_sigmoid(plain, contents, directory))
         found = recipe.spec
-        if not has_head(config, contents, found.head) and contents.get(TASK_HEAD) != VectorClassification.head:
+        if not has_head(config, contents, found.head) and not has_vector_head(contents):
             if found.kind == "embedding":
                 raise DataError(
                     f"{name}: computes vectors and predicts no label; `bertkit embed --model {name}` embeds texts"
@@ -174,7 +183,8 @@ class Predictor:
             DataError: an example cannot be encoded, or outputs are not finite.
         """
         predictions, account = self._predicted(examples, progress, label)
-        self._warn_of_cut(account.examples_cut, len(examples))
+        if self.warns_of_cut:
+            self._warn_of_cut(account.examples_cut, len(examples))
         return predictions
 
     def stream(
@@ -207,7 +217,8 @@ class Predictor:
             remaining = iter(done.predictions)
             for example in done.examples:
                 yield example, None if example is None else next(remaining)
-        self._warn_of_cut(cut, count)
+        if self.warns_of_cut:
+            self._warn_of_cut(cut, count)
 
     def predicted_window(self, window: list[Example | None]) -> PredictedWindow:
         """The predictions of some examples, with candidates if the task has any."""
@@ -288,12 +299,12 @@ def windows_of(
     size, window, characters = first, list[Any](), 0
     for item in items:
         together = joined is not None and bool(window) and joined(window[-1], item)
-        if window and (characters > _LARGEST_CHARACTERS or (len(window) >= size and not together)):
+        if window and (characters > LARGEST_CHARACTERS or (len(window) >= size and not together)):
             yield window
             size, window, characters = min(2 * size, largest), [], 0
         window.append(item)
         characters += 0 if item is None else len(repr(item))
-        if joined is None and (len(window) == size or characters > _LARGEST_CHARACTERS):
+        if joined is None and (len(window) == size or characters > LARGEST_CHARACTERS):
             yield window  # at once: the next item may take long to arrive
             size, window, characters = min(2 * size, largest), [], 0
     if window:
@@ -311,7 +322,7 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
     Raises:
         DataError: it has no task head.
     """
-    if contents.get(TASK_HEAD) == VectorClassification.head:
+    if has_vector_head(contents):
         return "classification"
     heads = [head for head in dict.fromkeys(HEADS.values()) if has_head(config, contents, head)]
     if not heads:
@@ -368,23 +379,25 @@ def columns_of(recipe: FinetuneRecipe) -> InputColumns:
     if isinstance(recipe.task, CustomTask):
         own = recipe.task.columns
         own_pairs = () if own.text_pair is None else (own.text_pair,)
-        return InputColumns(texts=(own.text,), text_pairs=own_pairs, endings=own.endings)
+        texts = () if recipe.task.kind == "tagging" and own.text == Columns().text else (own.text,)
+        ids = () if own.id is None else (own.id,)
+        return InputColumns(texts=texts, text_pairs=own_pairs, endings=own.endings, ids=ids)
     spec = recipe.spec
     if spec.head != "sequence_classification":
         return InputColumns()
-    texts: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
+    firsts: tuple[str, ...] = ()
+    seconds: tuple[str, ...] = ()
     if spec.columns is not None:
-        texts, pairs = spec.columns.text, spec.columns.text_pair
+        firsts, seconds = spec.columns.text, spec.columns.text_pair
     if spec.hub is not None:
         first, *second = spec.hub.columns
-        texts, pairs = (*texts, first), (*pairs, *second)
-    return InputColumns(texts=texts, text_pairs=pairs)
+        firsts, seconds = (*firsts, first), (*seconds, *second)
+    return InputColumns(texts=firsts, text_pairs=seconds)
 
 
 def _with_vectors(contents: Mapping[str, Any], recipe: FinetuneRecipe) -> FinetuneRecipe:
     """The recipe of a classifier on vectors, if config.json names its head."""
-    if contents.get(TASK_HEAD) != VectorClassification.head or recipe.spec.kind != "classification":
+    if not has_vector_head(contents) or recipe.spec.kind != "classification":
         return recipe
     return recipe.model_copy(update={"method": Setfit()})
 

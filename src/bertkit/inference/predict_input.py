@@ -49,6 +49,7 @@ class InputColumns:
         text, text_pair: the user's choice; None: the first of the usual names that exists.
         texts, text_pairs: names in the model's own data, tried before `text` and `text_pair`.
         endings: likewise, for multiple choice: a column of lists, or one column per ending.
+        ids: likewise, of the rows' ids, tried before `id`.
         question: used with every context, in place of a column; None: there is a column.
         in_file: whether the columns are a file's, so that errors name the options for them.
     """
@@ -58,6 +59,7 @@ class InputColumns:
     texts: tuple[str, ...] = ()
     text_pairs: tuple[str, ...] = ()
     endings: tuple[str, ...] = ("endings",)
+    ids: tuple[str, ...] = ()
     question: str | None = None
     in_file: bool = False
 
@@ -74,14 +76,18 @@ class InputColumns:
         return self.text_pair or next((each for each in (*self.text_pairs, last) if row.get(each) is not None), None)
 
 
-def require_input_file(path: Path) -> None:
+def require_input_file(path: Path, *, instead_of_pipe: str = "give - and pipe it to stdin") -> None:
     """Refuse a path that is not a file, before a model is loaded for it.
 
+    Args:
+        path: the path.
+        instead_of_pipe: the remedy if it is a pipe.
+
     Raises:
-        DataError: the path does not exist, or is a directory.
+        DataError: the path does not exist, or is a directory, a pipe, a device or a socket.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise DataError(f"{path}: is a pipe, device or socket; give - and pipe it to stdin")
+        raise DataError(f"{path}: is a pipe, device or socket; {instead_of_pipe}")
     if not path.is_file():
         near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near and not path.is_dir() else ""
@@ -244,8 +250,8 @@ def examples_of(
 ) -> Iterator[Example | RawText]:
     """The examples in rows; an empty text if there is nothing to read, as on a blank line or in a bad row.
 
-    Texts: `text` and optionally `text_pair`. Tagging: `words` (or `tokens`), else `text`, which is split into words
-    later.
+    Texts: `text` and optionally `text_pair`. Tagging: a list in `words` (or `tokens`), else `text`, which is split into
+    words later.
     Spans: `question` and `context` (or `text`, if there is one question for all). Choice: `context` (or `text`),
     optionally `question`, and `endings`, a list.
 
@@ -268,7 +274,7 @@ def examples_of(
     columns = replace(columns, in_file=left_out is not None)
     left_out = left_out or SkippedRows(skip_bad=False, hint="")
     for number, (where, row) in enumerate(rows):
-        name = str(number) if row is None else id_of(row, number)
+        name = str(number) if row is None else id_of(row, number, columns)
         try:
             example = None if row is None else make(row, name, where, columns)
         except DataError as fault:
@@ -291,16 +297,17 @@ def questions_of(path: Path | None) -> Iterator[Example]:
     return iter(read_squad(path).examples)
 
 
-def id_of(row: Mapping[str, Any], number: int) -> str:
+def id_of(row: Mapping[str, Any], number: int, columns: InputColumns) -> str:
     """A row's own id, or its number."""
-    value = row.get("id")
-    return str(number) if value is None or value == "" else str(value)
+    values = (row.get(each) for each in (*columns.ids, "id"))
+    return next((str(value) for value in values if value is not None and value != ""), str(number))
 
 
 def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TextExample | None:
     text = string_of(row, columns.first(row, "text"), where, columns.option("--text"))
     pair = columns.second(row, "text_pair")
-    if pair is None and columns.text_pairs and len(row.keys() - {"id"}) > 1:  # a row with one field is a line of text
+    texts = row.keys() - {"id", *columns.ids}
+    if pair is None and columns.text_pairs and len(texts) > 1:  # a row with one field is a line of text
         missing = columns.text_pairs[0]
         if field(row, missing, where, columns.option("--text-pair")) is None:
             raise DataError(f"{where}, {missing}: found null, but the model reads pairs of texts; fill it in")
@@ -309,7 +316,9 @@ def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> 
 
 
 def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TaggedExample | RawText | None:
-    named = columns.first(row, "words", "tokens", "text")
+    # As in training, lists of words before a text; a count of words or tokens next to the text is neither.
+    lists = [each for each in ("words", "tokens") if isinstance(row.get(each), list)]
+    named = columns.first(row, *lists, "text", "words", "tokens", "text")
     value = row.get(named)
     if isinstance(value, list):
         bad = next((each for each in value if not isinstance(each, str) or not each.strip()), None)

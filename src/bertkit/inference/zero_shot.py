@@ -13,26 +13,27 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertkit.errors import DataError, UsageError
-from bertkit.finetuning.prediction import predict
+from bertkit.finetuning.prediction import WINDOW_ITEMS, predict
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.inference.embedder import Embedder
-from bertkit.inference.predict import Predictor
+from bertkit.inference.predict import LARGEST_CHARACTERS, Predictor
 from bertkit.inference.predict_input import InputColumns
 from bertkit.models.files.hub import read_config
 from bertkit.models.files.model_files import encoder_directory, find_model
 from bertkit.models.labels import Labels
 from bertkit.models.sentence import is_embedder
 from bertkit.progress import Progress
-from bertkit.tasks.base import EncodedTokenCounts, Prediction
+from bertkit.tasks.base import EncodedTokenCounts, Features, Prediction
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.encoding import SequenceEncoder
@@ -90,18 +91,57 @@ class EntailedLabels(ZeroShot):
     def scores(
         self, texts: Sequence[TextExample], progress: Progress, label: str
     ) -> tuple[NDArray[Any], EncodedTokenCounts]:
-        pairs = [TextExample(each.id, each.text, sentence) for each in texts for sentence in self.sentences]
-        features = self.task.encode(pairs, self.encoder)
-        outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
+        pairs = (TextExample(each.id, each.text, sentence) for each in texts for sentence in self.sentences)
         place = next(i for i, name in enumerate(self.task.labels.names) if name.casefold() == ENTAILMENT)
-        logit_IL = np.stack(outputs)[:, place].reshape(len(texts), -1).astype(np.float64)
+        logits, accounts = list[np.floating[Any]](), list[EncodedTokenCounts]()
+        # The windows in which `predict` sorts by length, so that pieces do not change what is computed together.
+        while piece := list(islice(pairs, WINDOW_ITEMS)):
+            features = self._encoded(piece)
+            outputs = predict(self.model, self.task, features, self.engine, progress=progress, label=label)
+            logits += [output[place] for output in outputs]
+            accounts.append(features.account)
+        logit_IL = np.array(logits).reshape(len(texts), -1).astype(np.float64)
         share_IL = np.exp(logit_IL - logit_IL.max(axis=1, keepdims=True))
-        return share_IL / share_IL.sum(axis=1, keepdims=True), features.account
+        return share_IL / share_IL.sum(axis=1, keepdims=True), _summed(accounts)
+
+    def _encoded(self, pairs: Sequence[TextExample]) -> Features:
+        """The same features as of all pairs at once. Each text is encoded as a whole before it is cut, once per label,
+        so long texts are encoded a few at a time."""
+        parts = [self.task.encode(block, self.encoder) for block in _blocks(pairs)]
+        sequences = np.concatenate([np.diff(each.starts_S1) for each in parts])
+        examples = np.concatenate([np.diff(each.example_starts_I1) for each in parts])
+        return replace(
+            parts[0],
+            ids_T=np.concatenate([each.ids_T for each in parts]),
+            token_types_T=np.concatenate([each.token_types_T for each in parts]),
+            starts_S1=np.concatenate([[0], np.cumsum(sequences)]),
+            example_starts_I1=np.concatenate([[0], np.cumsum(examples)]),
+            origin_I=np.arange(len(pairs)),
+            account=_summed([each.account for each in parts]),
+        )
 
     def _warn_of_cut(self, cut: int, count: int) -> None:
         if cut:
             pairs, most = count * len(self.names), self.encoder.max_tokens
             log.warning("%d of %d pairs of a text and a label were cut to %d tokens", cut, pairs, most)
+
+
+def _blocks(pairs: Sequence[TextExample]) -> Iterator[list[TextExample]]:
+    """The pairs in blocks of a bounded number of characters."""
+    block, characters = list[TextExample](), 0
+    for pair in pairs:
+        block.append(pair)
+        characters += len(pair.text) + len(pair.text_pair or "")
+        if characters > LARGEST_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
+def _summed(accounts: Sequence[EncodedTokenCounts]) -> EncodedTokenCounts:
+    names = ("examples", "sequences", "tokens", "examples_cut", "tokens_dropped")
+    return EncodedTokenCounts(*(sum(getattr(each, name) for each in accounts) for name in names))
 
 
 @dataclass(frozen=True)

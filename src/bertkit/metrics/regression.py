@@ -105,7 +105,8 @@ def spearman(predictions: Numbers, references: Numbers) -> Scores:
 def _or_none(value: float, name: str) -> float | None:
     if np.isfinite(value):
         return float(value)
-    log.warning("%s is undefined: the predictions or the references are constant, or not all finite", name)
+    constant = "" if name == MeanSquaredError.name else "constant, or "
+    log.warning("%s is undefined: the predictions or the references are %snot all finite", name, constant)
     return None
 
 
@@ -123,11 +124,11 @@ class MeanSquaredError(Additive):
 
 
 def mean_squared_error(predictions: Numbers, references: Numbers) -> Scores:
-    """`{"mean_squared_error"}`; lower is better.
+    """`{"mean_squared_error"}`; lower is better; None if a number is not finite.
 
     Raises:
         DataError: the lists are empty, of unequal length or not numbers.
     """
     check_aligned(predictions, references)
     difference_N = _numbers(predictions, "predictions") - _numbers(references, "references")
-    return {"mean_squared_error": float(np.mean(difference_N**2))}
+    return {"mean_squared_error": _or_none(float(np.mean(difference_N**2)), "mean_squared_error")}

@@ -427,6 +427,11 @@ class Regression(TextTask):
         return Prediction(example.id, output if largest is None else largest / (1 + math.exp(-max(output, -700.0))))
 
 
+def has_vector_head(contents: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a model of `VectorClassification`."""
+    return contents.get(TASK_HEAD) == VectorClassification.head
+
+
 def _number(example: TextExample) -> float:
     if isinstance(example.label, int | float):
         return float(example.label)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.arrays import BoolArray, Int64Array
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
 from bertkit.metrics.modules import local_metric
 from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold
 from bertkit.models.headed import HeadedModel
@@ -112,6 +112,12 @@ class Span(Task):
             raise UsageError(
                 f"span.max_query_tokens is {limit} and data.max_length is {encoder.max_tokens}, which leaves no room"
                 " for a context; lower the former or raise the latter"
+            )
+        null_id = encoder.tokenizer.cls_id
+        if null_id not in encoder.pair.fill([], [])[0]:
+            raise DataError(
+                "the model's tokenizer puts no [CLS] into a sequence, and its state stands for no answer; use another"
+                " model for questions"
             )
         questions = encoder.ids([example.question for example in examples])
         contexts = list(dict.fromkeys(example.context for example in examples))

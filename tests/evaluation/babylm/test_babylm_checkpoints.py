@@ -67,7 +67,7 @@ def test_surprisals_in_context_make_ages_and_the_official_file(bertkit, tmp_path
     (folder / "cdi_childes.json").write_text(json.dumps(contexts))
     (folder / "cdi_human.csv").write_text(",word,16,23,30\n0,value,0.1,0.5,0.9\n1,token,0.2,0.5,0.8\n")
     command = ("eval", "babylm", "--model", "run", "--data-dir", "evaluation_data", "--sample", "fast")
-    outcome = bertkit(*command, "--checkpoints", "--json")
+    outcome = bertkit(*command, "--checkpoints", "--json", "--run-dir", "ages")
     assert outcome.code == 0, outcome.stderr
     document = json.loads(outcome.stdout)
     assert document["aoa"]["aoa"]["words"] <= 2
@@ -81,6 +81,10 @@ def test_surprisals_in_context_make_ages_and_the_official_file(bertkit, tmp_path
     texts, starts = ["The value", "A reader of a value", "One token"], [4, 14, 4]
     scores = score_texts(loaded.model, loaded.tokenizer, texts, starts=starts)
     assert [row["surprisal"] for row in own] == pytest.approx([-each.total for each in scores])
+    record = json.loads(Path("ages/run.json").read_text()) | {"status": "failed"}
+    Path("ages/run.json").write_text(json.dumps(record))
+    again = bertkit(*command, "--checkpoints", "--json", "--run-dir", "ages")
+    assert again.code == 0, again.stderr
 
 
 def test_mistakes_are_told(bertkit) -> None:

@@ -149,6 +149,7 @@ def test_mistakes_of_finetuning_end_with_their_codes(bertkit, tmp_path: Path, mo
     for code, told, arguments in [
         (2, "--plan: only fine-tuning is planned; add --finetune TASK", ["--plan"]),
         (2, "--plan and --checkpoints exclude each other", ["--plan", "--checkpoints", "--sample", "fast"]),
+        (2, "and --checkpoints exclude each other", ["--finetune", "rte", "--checkpoints", "--sample", "fast"]),
         (2, "did you mean multirc?", ["--finetune", "multirk"]),
         (2, "--finetune needs --sample full", ["--finetune", "rte", "--sample", "fast"]),
         (3, "no folder glue_filtered", ["--finetune", "rte"]),

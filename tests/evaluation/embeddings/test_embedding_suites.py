@@ -153,6 +153,18 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         find_sets(tmp_path, StsSettings(only=["sickr"]))
     with pytest.raises(UsageError, match="--only sts17: no such set"):
         find_sets(tmp_path, StsSettings(only=["sts17"]))
+    header = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tSemEval_set\n"
+    (tmp_path / "SICK.txt").write_text(f"{header}1\ta\tb\t3\tTRAIN\n")
+    with pytest.raises(DataError, match=r"SICK\.txt: has no scored pairs of the split test; choose another .* --split"):
+        find_sets(tmp_path, StsSettings())
+
+
+def test_a_subset_without_scores_is_left_out(tmp_path: Path) -> None:
+    folder = write_sets(tmp_path) / "STS" / "STS12-en-test"
+    (folder / "STS.gs.OnWN.txt").write_text("\n" * len((folder / "STS.input.OnWN.txt").read_text().splitlines()))
+    (sts12,) = find_sets(tmp_path, StsSettings(only=["sts12"]))
+    assert "OnWN" not in sts12.subsets
+    assert all(sts12.subsets.values())
 
 
 def test_sts_is_the_rank_correlation_of_cosines(model: Path, tmp_path: Path, bertkit: Command) -> None:

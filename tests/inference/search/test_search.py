@@ -257,6 +257,19 @@ def test_bm25_is_kept_with_the_index(built: TextIndex) -> None:
         np.testing.assert_array_equal(each.scores("the fine cat"), fresh.scores("the fine cat"))
 
 
+def test_an_index_that_cannot_be_written_is_searched_by_words_too(
+    built: TextIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "bm25.npz")
+
+    shutil.copytree(built.directory, tmp_path / "index", ignore=shutil.ignore_patterns("bm25.*"))
+    monkeypatch.setattr(Bm25, "save", refused)
+    found = TextIndex.open(tmp_path / "index").bm25
+    np.testing.assert_array_equal(found.scores("fine cat"), Bm25.of(TEXTS).scores("fine cat"))
+    assert "Read-only file system" in caplog.text
+
+
 def test_hybrid_joins_reciprocal_ranks(built: TextIndex, embedder: Embedder) -> None:
     assert query.fused([[7, 3], [3, 5]]) == [
         (3, pytest.approx(1 / 62 + 1 / 61)),
@@ -272,13 +285,20 @@ def test_hybrid_joins_reciprocal_ranks(built: TextIndex, embedder: Embedder) -> 
 
 
 def test_a_cross_encoder_orders_the_first_hits(
-    built: TextIndex, embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: TextIndex,
+    embedder: Embedder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     labels = Labels(("0", "1"))
     directory = write_model(tmp_path / "cross", heads=("sequence_classification",), labels=labels)
     cross = query.CrossEncoder(str(directory), engine())
     settings = QuerySettings(top=3, rerank_depth=9)
     (document,) = query.search(built, embedder, ["a fine cat"], settings, reranker=cross)
+    for _ in range(2):
+        cross.scores("cat " * 500, ["a", "b"])
+    assert caplog.text.count("are cut") == 1
     (before,) = query.search(built, embedder, ["a fine cat"], QuerySettings(top=9))
     scores = cross.scores("a fine cat", [hit["text"] for hit in before["hits"]])
     order = sorted(range(9), key=lambda n: -scores[n])[:3]
@@ -396,6 +416,17 @@ def test_mining_writes_triplets(model: Path, tmp_path: Path, bertkit: Command) -
     assert (done.code, json.loads(done.stdout.splitlines()[-1])["anchor"]) == (0, "caf\u00e9"), done.stderr
 
 
+def test_a_pipe_that_is_read_twice_is_refused_without_advice_to_use_stdin(
+    model: Path, corpus: Path, tmp_path: Path, bertkit: Command
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for words in (("mine-negatives", "--pairs", pipe), ("search", "--corpus", pipe, "cat")):
+        done = bertkit(*words, "--model", model)
+        assert done.code == 3
+        assert f"{pipe}: is a pipe, device or socket; write it to a file" in " ".join(done.stderr.split())
+
+
 def test_what_is_missing_is_named(model: Path, corpus: Path, tmp_path: Path, bertkit: Command) -> None:
     def fails(code: int, message: str, *arguments: object) -> None:
         done = bertkit("search", *arguments)
@@ -413,6 +444,7 @@ def test_what_is_missing_is_named(model: Path, corpus: Path, tmp_path: Path, ber
     fails(2, "--min-score: works only with --pairs", *built, "--min-score", "0.5", "a")
     fails(2, "--hybrid: works only with queries", *built, "--hybrid", "--pairs")
     fails(2, "--top: works only with queries; without one", *built, "--corpus", corpus, "--top", "3")
+    fails(2, "--rerank: works only with queries; without one", *built, "--corpus", corpus, "--rerank", "x")
     fails(2, "--rerank-depth: works only with --rerank", *built, "--rerank-depth", "3", "a")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")

@@ -100,11 +100,39 @@ def test_usage_counts_special_tokens_and_what_is_read(models: Models) -> None:
     ]
     for name, each, tokens in asked:
         usage = post([models[name]], "/predict", {"inputs": [each]}).json()["usage"]
-        assert usage == {"prompt_tokens": tokens, "total_tokens": tokens}
+        cut = int(isinstance(each, str) and each.startswith("cat cat"))
+        assert usage == {"prompt_tokens": tokens, "total_tokens": tokens, "truncated_inputs": cut}
     filled = post([models["base"]], "/fill", {"input": ["the [MASK] [MASK] cat", "[MASK]"]}).json()
     assert filled["usage"]["total_tokens"] == 4 + 2 + 1 + 2
     ranked = post([models["relevance"]], "/rerank", {"query": "fine", "documents": ["cat", "a cat"]}).json()
     assert ranked["usage"]["total_tokens"] == 2 + 3 + 3 + 3
+
+
+def test_texts_that_are_cut_are_counted_in_every_answer_and_logged_once(
+    models: Models, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "cat " * 500
+    endings = {"text": "the cat", "endings": ["fine", long]}
+    names = ("classification", "choice", "span", "relevance")
+
+    async def ask(client: httpx2.AsyncClient, _: Service) -> list[int]:
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("/predict", {"model": "classification", "inputs": ["fine", long, long]}),
+            ("/predict", {"model": "classification", "inputs": [long]}),
+            ("/predict", {"model": "classification", "inputs": ["fine"]}),
+            ("/predict", {"model": "choice", "inputs": [endings, endings]}),
+            ("/predict", {"model": "span", "inputs": [{"question": long, "context": "a fine cat"}]}),
+            ("/predict", {"model": "span", "inputs": [{"question": "who ?", "context": long}]}),
+            ("/rerank", {"model": "relevance", "query": "fine", "documents": [long, "cat"]}),
+            ("/rerank", {"model": "base", "query": "fine", "documents": [long, "cat"]}),
+        ]
+        answers = [await client.post(path, json=body) for path, body in asked]
+        return [answer.json()["usage"]["truncated_inputs"] for answer in answers]
+
+    served_here = [models[name] for name in (*names, "base")]
+    assert in_process(served_here, ask) == [2, 1, 0, 2, 1, 0, 1, 1]
+    told = [each.getMessage() for each in caplog.records if "cut" in each.getMessage()]
+    assert [message.partition(":")[0] for message in told] == [*names, "base"]
 
 
 def test_what_is_wrong_is_told_in_fields_of_the_request(models: Models) -> None:

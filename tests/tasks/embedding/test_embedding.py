@@ -174,6 +174,8 @@ def test_what_does_not_fit_a_loss_is_refused_with_the_remedy(encoder: SequenceEn
         Embedding(MarginLoss(), ("spearman",)).check_training(pair)
     with pytest.raises(UsageError, match=r"cosent needs a score for each example, but an example has none; .* --label"):
         Embedding(CosentLoss(), ("spearman",)).check_training([SentenceExample("0", ("cat", "list"))])
+    with pytest.raises(UsageError, match=r"margin needs margins for each example, .* let a teacher compute them"):
+        Embedding(MarginLoss(), ("spearman",)).check_training([SentenceExample("0", ("cat", "list", "x"))])
     with pytest.raises(DataError, match=r"example 1: has 1 texts, but the first example has 2"):
         Embedding(CosineLoss(), ("spearman",)).check_training([*pair, SentenceExample("1", ("cat",), 0.3)])
     with pytest.raises(DataError, match=r"example n: the label is 'high'; the loss needs a score"):
@@ -200,6 +202,8 @@ def test_triplets_and_pairs_are_right_where_the_positive_is_nearest() -> None:
     found = task.predictions(triplets, None, vectors)  # type: ignore[arg-type]  # not read
     assert [each.prediction for each in found] == ["positive", "negative 1", "negative 1"]
     assert task.score(found, triplets)["accuracy"] == pytest.approx(1 / 3)
+    broken = task.predictions(triplets[:1], None, [np.full((3, 2), np.nan)])  # type: ignore[arg-type]  # not read
+    assert broken[0].prediction == "negative 1", "vectors that are not numbers rank nothing"
     pairs = [SentenceExample(str(i), ("q", text)) for i, text in enumerate(("p", "n", "p"))]
     vectors = [np.stack(each) for each in ((anchor, near), (far, far), (anchor, near))]
     found = task.predictions(pairs, None, vectors)  # type: ignore[arg-type]  # not read

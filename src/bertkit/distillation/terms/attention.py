@@ -1,8 +1,9 @@
 """The term that compares attention maps.
 
 TinyBERT (Jiao et al. 2019, arXiv:1909.10351, equation 7: scores) and MobileBERT (Sun et al. 2020, arXiv:2004.02984,
-equation 3: probabilities). Padding has no cells, so it changes nothing. A row is a pair of tokens for scores, and a
-query for probabilities.
+equation 3: probabilities). Padding has no cells, so it changes nothing; keys that either model does not attend to, such
+as later tokens in a causal model, are not compared. A row is a pair of tokens for scores, and a query for
+probabilities.
 
 Shapes: B sequences, N heads, S longest sequence.
 """
@@ -15,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import ActivationSpec
+from bertkit.distillation.activations import ActivationSpec, AttentionMap
 from bertkit.distillation.losses import cells_of, pattern_divergence, score_squared_error
 from bertkit.distillation.terms.base import DistillationTerm, OutputPair, ShapePair
 from bertkit.errors import UsageError
@@ -63,15 +64,13 @@ class Attention(DistillationTerm):
         return int((batch.sequences.cu_seqlens_B1.diff().long() ** 2).sum())
 
     def loss(self, pair: OutputPair) -> LossSum:
-        lengths_B = pair.student.lengths_B
-        cell_BSS = cells_of(lengths_B, pair.student.batch.sequences.max_length)
+        cell_BSS = cells_of(pair.student.lengths_B, pair.student.batch.sequences.max_length)
+        compare = score_squared_error if self.of == "scores" else pattern_divergence
 
-        def rows(layer: int, student_BNSS: Tensor, teacher_BNSS: Tensor) -> Tensor:
-            if self.of == "scores":
-                return score_squared_error(student_BNSS, teacher_BNSS, cell_BSS)
-            return pattern_divergence(student_BNSS, teacher_BNSS, lengths_B)
+        def rows(layer: int, student: AttentionMap, teacher: AttentionMap) -> Tensor:
+            return compare(student.scores_BNSS, teacher.scores_BNSS, cell_BSS, student.seen_BSS & teacher.seen_BSS)
 
-        return pair.over_layers(lambda recorded: recorded.scores, rows, self.layer_pairs(pair.shapes))
+        return pair.over_layers(lambda recorded: recorded.maps, rows, self.layer_pairs(pair.shapes))
 
     def layer_pairs(self, shapes: ShapePair) -> Pairs:
         found = shapes.layer_pairs(self.layers)

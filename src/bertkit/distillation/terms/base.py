@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import Field
@@ -28,6 +28,8 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.models.operators.matmul import Linear
 from bertkit.settings import Settings, UnreadKey
 
+Recorded = TypeVar("Recorded")
+"""What is recorded from a layer: states, or attention."""
 LinearProjections = nn.ModuleDict
 """Trained linear maps from the student's states to the teacher's width, by name; dropped when training ends."""
 PROJECTIONS = "distillation"
@@ -78,8 +80,8 @@ class OutputPair:
 
     def over_layers(
         self,
-        recorded: Callable[[Activations], Mapping[int, Tensor]],
-        loss_of: Callable[[int, Tensor, Tensor], Tensor],
+        recorded: Callable[[Activations], Mapping[int, Recorded]],
+        loss_of: Callable[[int, Recorded, Recorded], Tensor],
         pairs: Pairs,
     ) -> LossSum:
         """The rows of all pairs of layers, added up row by row, so that a mean over rows is a sum over layers.

@@ -210,7 +210,7 @@ def _write_submission(
     write_text(run / file, json.dumps({"fast_eval_results": document}) + "\n")
     if ages is not None:
         place = run / root / "main" / "zero_shot" / backend / "AoA_word"
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         write_text(place / "surprisal.json", json.dumps(ages.document) + "\n")
     missing = {} if ages is not None else {AOA: "not scored"}
     missing |= {

@@ -51,7 +51,7 @@ def find_sets(directory: Path, settings: StsSettings) -> list[ScoredPairs]:
 
     Raises:
         UsageError: an unknown set.
-        DataError: no set is found, a named set is missing, or a line is invalid.
+        DataError: no set is found, a named set is missing, a set has no pairs, or a line is invalid.
     """
     unknown = [name for name in settings.only if name not in STS_SETS]
     if unknown:
@@ -64,6 +64,9 @@ def find_sets(directory: Path, settings: StsSettings) -> list[ScoredPairs]:
             continue
         readers: dict[str, Callable[[Path, StsSettings], ScoredPairs | None]] = {"stsb": _stsb, "sickr": _sick}
         pairs = readers.get(name, lambda folder, _, year=name[3:]: _yearly(folder, year))(directory, settings)
+        if pairs is not None and not pairs.pairs:
+            part = f" of the split {pairs.split}; choose another one with --split" if pairs.split else ""
+            raise DataError(f"{pairs.files[0]}: has no scored pairs{part}")
         if pairs is not None:
             found.append(pairs)
         elif settings.only:
@@ -131,7 +134,8 @@ def _yearly(directory: Path, year: str) -> ScoredPairs | None:
             value = number_in(score.strip(), f"{score_file}, line {number}")
             rows.append((first, others[0], _in_range(value, f"{score_file}, line {number}", SCORES)))
         files += [text_file, score_file]
-        subsets[name] = rows
+        if rows:
+            subsets[name] = rows
     return ScoredPairs(f"sts{year}", "", tuple(files), subsets)
 
 

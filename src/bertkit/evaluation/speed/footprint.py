@@ -20,7 +20,7 @@ from bertkit.models.files.model_files import weight_files
 from bertkit.models.headed import HeadedModel
 from bertkit.training.cost import count_parameters, spared_flops, step_flops
 
-TASK_HEADS = ("sequence_classification", "multiple_choice", "token_classification", "span")
+TASK_HEADS = ("sequence_classification", "vector_classification", "multiple_choice", "token_classification", "span")
 """Task heads, of which the first found is timed; pretraining heads are not."""
 
 _FLOPS_OF_A_STEP = 2 * 3

@@ -56,10 +56,8 @@ class Lora(Method):
         linear = {name: part for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}
         known = {name.rpartition(".")[2] for name in linear}
         if unknown := [name for name in self.targets if name not in known]:
-            raise UsageError(
-                f"method.targets: the encoder has no linear map named {' or '.join(unknown)}; it has"
-                f" {', '.join(sorted(known))}"
-            )
+            others = f"it has {', '.join(sorted(known))}" if known else "it has none, so use another method"
+            raise UsageError(f"method.targets: the encoder has no linear map named {' or '.join(unknown)}; {others}")
         return [part for name, part in linear.items() if name.rpartition(".")[2] in self.targets]
 
 

@@ -125,11 +125,16 @@ class TextIndex:
 
     @cached_property
     def bm25(self) -> Bm25:
-        """The BM25 weights of the texts, computed once and stored."""
-        if not (self.directory / "bm25.json").is_file():
-            log.info("counting the words of %s texts", f"{self.count:,}")
-            Bm25.of(text for _, text in self.texts()).save(self.directory)
-        return Bm25.load(self.directory)
+        """The BM25 weights of the texts, computed once and stored, unless the directory cannot be written."""
+        if (self.directory / "bm25.json").is_file():
+            return Bm25.load(self.directory)
+        log.info("counting the words of %s texts", f"{self.count:,}")
+        weights = Bm25.of(text for _, text in self.texts())
+        try:
+            weights.save(self.directory)
+        except OSError as error:
+            log.warning("the weights of words could not be stored and are counted in each search: %s", error)
+        return weights
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """Ids and texts in order."""

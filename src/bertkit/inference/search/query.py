@@ -9,6 +9,7 @@ Shapes: Q queries, K hits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ from bertkit.models.files.model_files import find_model
 from bertkit.models.sentence import is_token_encoder
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
+
+log = logging.getLogger(__name__)
 
 _FUSION = 60
 _FUSED_DEPTH = 100
@@ -39,6 +42,7 @@ class CrossEncoder:
 
     def __init__(self, name: str, engine: Engine, *, offline: bool = False) -> None:
         self._predictor = Predictor.load(name, engine, offline=offline)
+        self._name, self._has_cut = name, False
         if self._predictor.reads_single_texts:
             raise DataError(f"{name}: is not a cross-encoder: it was trained on single texts, not on pairs")
         labels = self._predictor.task.labels
@@ -54,8 +58,12 @@ class CrossEncoder:
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """How well each text answers the query."""
-        examples = [TextExample(str(number), query, text) for number, text in enumerate(texts)]
-        predictions = self._predictor(examples)
+        window = self._predictor.predicted_window([TextExample(str(n), query, text) for n, text in enumerate(texts)])
+        if window.cut and not self._has_cut:  # once, not for each query
+            self._has_cut = True
+            most = self._predictor.encoder.max_tokens
+            log.warning("%s: texts that are longer than %d tokens together with their query are cut", self._name, most)
+        predictions = window.predictions
         if self._label is None:
             return [float(each.prediction) for each in predictions]
         return [float(each.scores[self._label]) for each in predictions]

@@ -19,8 +19,8 @@ from bertkit.inference.embedder import TextSequence
 from bertkit.inference.model import Model
 from bertkit.inference.predict import head_kind
 from bertkit.models.files.hub import read_config
-from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
-from bertkit.models.sentence import is_embedder, is_sparse_embedder, is_token_encoder, read_modules
+from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, read_modules
+from bertkit.models.sentence import is_embedder, is_sparse_embedder, is_token_encoder
 from bertkit.tasks.choice import completed
 from bertkit.tasks.embedding.token_reader import TokenSequence
 from bertkit.tasks.examples import ChoiceExample, QuestionExample, SentenceExample, TaggedExample, TextExample
@@ -43,10 +43,11 @@ class WorkKind(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Items and the number of tokens of each."""
+    """Items and the number of tokens of each; `cut` is the number of items that exceed the model's maximum length."""
 
     items: list[Any]
     tokens: list[int]
+    cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class ServedModel:
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
         if empty is not None:
             raise DataError(f"{place(empty)} has no tokens; leave it out")
-        return Work(list(sequences), [len(each.ids) for each in sequences])
+        return _cut_work(sequences)
 
     def ranking_work(self, texts: Sequence[str], place: Callable[[int], str]) -> Work:
         """The sequences of a query and the documents after it, with the model's prompts for either.
@@ -122,7 +123,7 @@ class ServedModel:
         prompts = self.model.prompts
         query = self.embed_work(texts[:1], place, prompts.query_prompt)
         documents = self.embed_work(texts[1:], lambda number: place(number + 1), prompts.document_prompt)
-        return Work([*query.items, *documents.items], [*query.tokens, *documents.tokens])
+        return _cut_work([*query.items, *documents.items])
 
     @property
     def compares_tokens(self) -> bool:
@@ -132,8 +133,7 @@ class ServedModel:
     def token_work(self, texts: Sequence[str]) -> Work:
         """The sequences of a query and the documents after it, for a model with a vector for each token."""
         reader = self.model.by_token.reader
-        items = [*reader.queries(texts[:1]), *reader.documents(texts[1:])]
-        return Work(items, [len(each.ids) for each in items])
+        return _cut_work([*reader.queries(texts[:1]), *reader.documents(texts[1:])])
 
     def predict_work(self, inputs: Sequence[Any]) -> Work:
         """The examples of inputs, read as by `bertkit predict`.
@@ -153,9 +153,20 @@ class ServedModel:
             if self.model.reads_single_texts and example.text_pair is not None:
                 raise DataError(f"input {number}: {self.name} was trained on single texts; leave text_pair out")
         sequences = [_sequences_of(each) for each in examples]
-        lengths = iter(self._lengths([texts for each in sequences for texts in each]))
+        every_length = iter(self._lengths([texts for each in sequences for texts in each]))
+        lengths = [[next(every_length) for _ in each] for each in sequences]
         longest = self.model.longest_example or sys.maxsize
-        return Work(list(examples), [max(1, sum(min(next(lengths), longest) for _ in each)) for each in sequences])
+        tokens = [max(1, sum(min(each, longest) for each in own)) for own in lengths]
+        cut = sum(max(own, default=0) > longest for own in lengths) + self._questions_cut(examples)
+        return Work(list(examples), tokens, cut)
+
+    def _questions_cut(self, examples: Sequence[Item]) -> int:
+        """The number of questions that are longer than the model reads."""
+        longest = self.model.longest_question
+        if longest is None:
+            return 0
+        questions = [each.question for each in examples if isinstance(each, QuestionExample)]
+        return sum(count > longest for count in self.model.token_counts(questions))
 
     def fill_work(self, texts: Sequence[str]) -> Work:
         """Texts with masks."""
@@ -206,6 +217,12 @@ def apart(items: Sequence[Item]) -> list[Item]:
     return [
         replace(item, document=number) if isinstance(item, TaggedExample) else item for number, item in enumerate(items)
     ]
+
+
+def _cut_work(sequences: Sequence[TextSequence | TokenSequence]) -> Work:
+    """The work of sequences that are already cut."""
+    cut = sum(each.cut > 0 for each in sequences)
+    return Work(list(sequences), [len(each.ids) for each in sequences], cut)
 
 
 def cosine(query_E: np.ndarray[Any, Any], vector_NE: np.ndarray[Any, Any]) -> list[float]:

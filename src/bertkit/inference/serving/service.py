@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ from bertkit.inference.serving.requests import EmbeddingRequest, FillRequest, Pr
 from bertkit.inference.serving.served import ROUTES, Ability, ServedModel, Work, WorkKind, cosine
 from bertkit.inference.serving.settings import ServeSettings
 from bertkit.models.late_interaction import score
+
+log = logging.getLogger(__name__)
 
 _WRITTEN_APART = 1 << 15
 """Answers with at least this many numbers are written as JSON by a thread, so that other requests need not wait."""
@@ -59,6 +62,7 @@ class Service:
         self.metrics = ServerMetrics(lambda: self.batcher.waiting_tokens)
         self._tokeniser = ThreadPoolExecutor(1, "tokenizer")
         self._in_work = 0
+        self._cut_by = set[str]()
 
     @asynccontextmanager
     async def running(self) -> Any:
@@ -80,11 +84,10 @@ class Service:
             raise RequestError(422, "input: a list of token ids is empty", code="invalid_value", param="input")
         make = partial(model.embed_work, prompt=_prompt(model, request.prompt_name))
         work, vectors = await self._done(model, "embed", "input", texts, make)
-        cut = sum(each.cut > 0 for each in work.items)
         vectors_NE = np.stack(vectors)
         if request.dimensions is not None:
             vectors_NE = shortened(vectors_NE, request.dimensions)
-        document = {"model": model.name, "usage": {**_usage(work), "truncated_inputs": cut}}
+        document = {"model": model.name, "usage": _usage(work)}
         as_text = request.encoding_format == "base64"
         if vectors_NE.size < _WRITTEN_APART:
             return embeddings_body(document, vectors_NE, as_base64=as_text)
@@ -206,6 +209,7 @@ class Service:
             loop = asyncio.get_running_loop()
             work = await loop.run_in_executor(self._tokeniser, make, inputs)
             self._check(work, param, ability, place or (lambda number: f"{param}.{number}"))
+            self._note_cut(model.name, work)
             results = await self.batcher.submit(WorkKind(model.name, ability, top), work.items, work.tokens)
         except QueueFullError as full:
             raise self._busy(full.retry_seconds, f"{self.batcher.waiting_tokens:,} tokens are waiting") from full
@@ -237,6 +241,14 @@ class Service:
                         code="context_length_exceeded",
                         param=place(number).partition(".")[0],
                     )
+
+    def _note_cut(self, name: str, work: Work) -> None:
+        """Log once per model that texts are cut; each answer counts its own."""
+        if work.cut and name not in self._cut_by:
+            self._cut_by.add(name)
+            log.warning(
+                "%s: texts longer than the model reads are cut; usage.truncated_inputs of each answer counts them", name
+            )
 
     def _busy(self, retry_seconds: int, why: str) -> RequestError:
         return RequestError(
@@ -297,4 +309,4 @@ def _of_ranking(number: int) -> str:
 
 def _usage(work: Work) -> dict[str, int]:
     tokens = sum(work.tokens)
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"prompt_tokens": tokens, "total_tokens": tokens, "truncated_inputs": work.cut}

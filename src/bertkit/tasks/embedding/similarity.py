@@ -72,8 +72,8 @@ def predicted(examples: Sequence[SentenceExample], outputs: Sequence[Any]) -> li
         cosines = _similarities(vectors_AE)
         if kind is PairEvaluation.TRIPLETS:
             best = int(np.argmax(cosines))
-            # If a negative is equally near, the positive does not win.
-            wins = best == 0 and cosines.count(cosines[0]) == 1
+            # If a negative is equally near, or a vector is not finite, the positive does not win.
+            wins = all(cosines[0] > other for other in cosines[1:])
             found.append(Prediction(example.id, POSITIVE if wins else f"negative {max(best, 1)}", cosines))
         else:
             found.append(Prediction(example.id, cosines[0] if cosines else None))

@@ -26,7 +26,7 @@ from torch.nn import functional
 from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
-from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.encoder import Encoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -97,10 +97,6 @@ class Embedding(Task):
         self.largest_score = largest_score
         self.has_teacher = has_teacher
         self.reading = reading or TextReading()
-
-    def width(self, config: EncoderConfig) -> int:
-        """E for an encoder of this configuration."""
-        return int(getattr(config, "hidden_size", 0)) * len(self.pooling)
 
     def vector_width(self, encoder: Encoder) -> int:
         """E for this encoder."""
@@ -179,9 +175,12 @@ class Embedding(Task):
         if self.has_teacher:
             return
         if reads is not None and any(each.label is None for each in examples):
+            needed, teacher = f"a {reads}", ""
+            if reads == "margins":
+                needed, teacher = "margins", ", let a teacher compute them (embedding.teacher=MODEL)"
             raise UsageError(
-                f"embedding.loss: {name} needs a {reads} for each example, but an example has none; name its column"
-                " with --label, or choose another loss, such as multiple_negatives"
+                f"embedding.loss: {name} needs {needed} for each example, but an example has none; name its column"
+                f" with --label{teacher}, or choose another loss, such as multiple_negatives"
             )
         self._targets(examples, strict=True)
 

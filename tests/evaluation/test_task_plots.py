@@ -1,0 +1,34 @@
+"""The figures of a fine-tuned model can be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bertkit.evaluation import task_plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def test_scores_of_another_scale_have_a_panel_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"step": step, "loss": 5.0, "dev/pearson": 0.3, "dev/spearman": 0.2, "dev/mean_squared_error": 444.0}
+        for step in (20, 40)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    drawn: list[Figure] = []
+
+    def keep(figure: Figure, stem: Path) -> list[Path]:
+        drawn.append(figure)
+        return [stem]
+
+    monkeypatch.setattr(task_plots, "save", keep)
+    task_plots.draw_task_figures(tmp_path, {})
+    panels = {axes.get_ylabel(): axes for axes in drawn[0].axes}
+    assert list(panels) == ["training loss", "score", "dev/mean_squared_error"]
+    assert [line.get_label() for line in panels["score"].lines] == ["dev/pearson", "dev/spearman"]
+    assert all(tick == int(tick) for axes in panels.values() for tick in axes.get_xticks())
