@@ -24,13 +24,24 @@ from bertkit.probing.attention.head_distances import (
 )
 from bertkit.probing.attention.head_patterns import PATTERNS, by_rule, classify, pairs
 from bertkit.probing.attention.head_syntax import (
+    ALL,
     OFFSETS,
     DependencyScores,
+    RelationScore,
     among_words,
     predicted_heads,
     word_attention,
 )
-from bertkit.probing.attention.measure import TARGETS, HeadSums, Maps, SpecialTokens, attention_maps, pattern_points
+from bertkit.probing.attention.measure import (
+    TARGETS,
+    HeadProfile,
+    HeadSums,
+    Maps,
+    SpecialTokens,
+    attention_maps,
+    pattern_points,
+)
+from bertkit.probing.attention.report import AttentionResults, attention_report
 from bertkit.probing.attribution.explanations import TokenisedText, text_maps
 from bertkit.probing.effective_attention.measure import layer_attention
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
@@ -355,6 +366,16 @@ def test_a_treebank_with_hardly_anything_but_punctuation_has_no_scores() -> None
     scores.add(attention_AWW, [-1, 0, 0, 0, 0, 0], ["dep", "dep", *["punct"] * 4])
     assert [row.name for row in scores.scores()] == ["all", "punct", "dep"]
     assert scores.scores(least=3) == []
+
+
+def test_relations_that_are_all_rare_are_reported_together() -> None:
+    names = (*TARGETS, "sep_to_sep", "entropy", "entropy_of_cls", "distance")
+    profile = HeadProfile({name: np.full((1, 1), 0.5) for name in names}, dict.fromkeys(names, 0.5), 3, 60)
+    score = RelationScore(ALL, 60, 0, 0, 0.3, 1, 0.2)
+    results = AttentionResults([[0]], profile, np.zeros((1, 1)), 60, None, [score], [score])
+    _, findings = attention_report("m", results)
+    assert "No single relation has enough words" in findings[-1].sentence
+    assert "Over all relations the best head finds 30%" in findings[-1].sentence
 
 
 def test_a_word_is_never_its_own_head() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,15 @@ def test_undefined_scores_are_never_the_best() -> None:
     assert summary["worse_with_best_head_left"] == pytest.approx([0.2, np.nan], nan_ok=True)
     assert "at most 0.2 worse, without head 1-2" in findings[0].sentence
     assert "Layer 1 loses most, 0.2 of the spearman" in findings[1].sentence
+    assert findings[2].sentence.startswith("Without any head the spearman of m is undefined")
+    nothing = np.full((2, 2), np.nan)
+    _, findings = heads_report(replace(figures, worse_without_LN=nothing, worse_alone_LN=nothing))
+    assert "is 0.4 on 7 examples, and undefined without any one of them" in findings[0].sentence
+    assert "The spearman is then undefined in every layer" in findings[1].sentence
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert findings[0].draw is not None
+        findings[0].draw(findings[0].table)
 
 
 def test_a_model_whose_score_is_undefined_is_refused(glue: Path, tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_a_card_in_the_models_directory_does_not_replace_that_of_the_repository_
     model = tmp_path / "downloaded"
     shutil.copytree(run.model, model)
     (model / "README.md").write_text("of the base model")
-    assert push(hub, model, "me/new").returncode == 0
+    new = push(hub, model, "me/new", "--license", "mit")
+    assert new.returncode == 0
+    assert "has a README.md, which is uploaded as it is: --license has no effect" in " ".join(new.stderr.split())
     assert hub.files["me/new"]["README.md"] == b"of the base model"
     hub.files["me/tiny"] = {"README.md": b"written by hand"}
     kept = push(hub, model, "me/tiny", "--json")

@@ -139,7 +139,10 @@ def test_what_is_damaged_or_too_large_is_left_out_and_told(
 def test_figures_over_seeds_have_their_spread_and_descriptions_are_no_results(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "runs")
     results = {
-        "tasks": {"rte": {"accuracy": {"mean": 0.61234, "std": 0.0123, "seeds": [0.6, 0.62]}}},
+        "tasks": {
+            "rte": {"accuracy": {"mean": 0.61234, "std": 0.0123, "seeds": [0.6, 0.62]}},
+            "cola": {"matthews_correlation": {"mean": None, "std": None, "n": 0, "seeds": [None]}},
+        },
         "held_out_text": {"tokens": 5},
         "average": None,
         "sound": True,
@@ -147,6 +150,13 @@ def test_figures_over_seeds_have_their_spread_and_descriptions_are_no_results(tm
     (run.path / "results.json").write_text(json.dumps(results))
     reported = ReportedRun.of(run)
     assert {name: each.in_words for name, each in reported.scores.items()} == {"tasks.rte.accuracy": "0.6123 ± 0.012"}
+
+
+def test_counts_are_whole_numbers(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "runs")
+    results = {"truncation": {"train": {"tokens": 69547}}, "held_out": {"perplexity": 66.2249}}
+    (run.path / "results.json").write_text(json.dumps(results))
+    assert [each.in_words for each in ReportedRun.of(run).scores.values()] == ["69,547", "66.22"]
 
 
 def test_missing_runs_end_with_3_and_none_with_2(bertkit: Bertkit, tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from bertkit.pretraining.recipe import load_recipe
 from bertkit.probing.annotated import train_and_test
 from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.data import LabelledSentence, read_labelled
-from bertkit.probing.layers.run import probe_layers
-from bertkit.probing.layers.scores import layer_scores
+from bertkit.probing.layers.run import layer_scores, probe_layers
 from bertkit.probing.run import ProbeArguments
 from bertkit.probing.sentences import Sentence, TextEncoder
 from bertkit.probing.states import layer_states
@@ -38,7 +37,7 @@ from bertkit.study.run import run_study
 from bertkit.study.settings import Study
 from tests.probing.test_annotated import write_trees
 from tests.probing.tiny_models import tiny_model, tiny_tokenizer
-from tests.study.tiny_study import arguments, results, study, write_study
+from tests.study.tiny_study import STUDY, arguments, results, study, write_study
 from tests.tasks.tiny_glue import write_glue
 
 ELECTRA = {
@@ -119,6 +118,16 @@ def test_pseudo_perplexity_is_that_of_the_evaluation_and_lower_is_better(home: P
     request = EvalArguments(str(run.path), device="cpu", runs_root=tmp_path, command=["test"])
     by_hand = evaluate_mlm(request, text, MlmSettings(sequences=5, pseudo_sequences=2))
     assert found.score == by_hand.results["tasks"]["mlm"]["pseudo_perplexity"]["mean"]
+
+
+def test_a_perplexity_that_overflows_has_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "run.json").write_text('{"status": "done"}')
+    (tmp_path / "x" / "results.json").write_text('{"tasks": {"mlm": {"perplexity": {"mean": null}}}}')
+    measure = MlmMeasure(kind="mlm", data=["t.txt"], metric="perplexity")
+    run = RunDirectory(tmp_path / "run", {})
+    found = Measurer(tmp_path, ["test"], silent_progress, offline=True).measure("x", measure, run, load_recipe("bert"))
+    assert found.document() == {"score": None, "reason": "its perplexity is too large for a floating-point number"}
 
 
 def test_fine_tuning_has_the_seed_of_its_run(home: Path) -> None:
@@ -242,4 +251,11 @@ def test_all_measures_without_data_are_reported_at_once_with_the_settings_that_l
     of = Study.model_validate(study(name="t", measures=gone | {"other": None}))
     with pytest.raises(DataError, match=r"(?s)measures\.text: .*gone\.txt.*measures\.tags: .*gone\.conllu") as caught:
         check_measures(of, offline=True)
-    assert "without these data: --set measures.text=null --set measures.tags=null" in str(caught.value)
+    told = str(caught.value)
+    assert told.endswith("without these data: --set measures.text=null --set measures.tags=null")
+    assert "no run is trained on it: --set measures.text.data=[FILE]" in told
+    assert "the labelled sentences gone.conllu: no such file" in told
+    choice = STUDY["choose"] | {"by": "tags"}
+    of = Study.model_validate(study(name="t", measures=gone | {"other": None}, choose=choice))
+    with pytest.raises(DataError, match=r"--set choose\.by=NAME, with another measure for the choice \(held_out\)$"):
+        check_measures(of, offline=True)

@@ -178,3 +178,5 @@ def test_the_report_says_who_had_more_candidates_and_what_is_at_an_edge() -> Non
     )
     assert "![scores.png](figures/scores.png)" in text
     assert "svg" not in text
+    assert "- causal, other: undefined" in text
+    assert "None" not in text

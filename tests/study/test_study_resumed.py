@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.errors import DataError, StoppedError, UsageError
+from bertkit.errors import DataError, DivergedError, StoppedError, UsageError
 from bertkit.files import read_json
 from bertkit.hub import pinned_dataset
+from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.progress import silent_progress
+from bertkit.recipe.hashing import what_hash
 from bertkit.run.directory import RunDirectory
 from bertkit.study import context as study_context
 from bertkit.study.measurer import Measurer, MeasureResult
@@ -133,6 +135,23 @@ def test_text_of_the_hub_stays_at_the_commit_that_the_study_began_with(place: Pa
     record = read_json(place / "run" / "run.json")
     assert record["commits"] == {"org/text": commit_of(files)}
     assert read_json(place / "run" / "runs" / "masked-seed=0" / "run.json")["commits"] == record["commits"]
+
+
+def test_every_run_of_a_study_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = arguments(place, "reported", "engine.report_to=[wandb]")
+    planned = PlannedStudy(given.requested(), given.cache, given.offline)
+    read: list[list[str]] = []
+
+    def diverged(self: study_context.StudyContext, study_run: object, own: PretrainArguments, *_: object) -> None:
+        read.append(own.requested().engine.report_to)
+        raise DivergedError("the test")
+
+    monkeypatch.setattr(study_context.StudyContext, "_pretrained", diverged)
+    context = study_context.StudyContext(given.requested(), place / "reported", place, [], True)
+    for study_run in planned.runs()[:2]:
+        context.carry_out(study_run, 1, progress=silent_progress)
+    assert read == [["wandb"], ["wandb"]]
+    assert what_hash(given.requested()) == what_hash(arguments(place, "plain").requested())
 
 
 def test_runs_in_other_processes_read_the_studys_commits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,3 +223,33 @@ def test_the_sign_for_a_space_within_a_text_has_the_ids_of_the_tokenizer_itself(
     tokenizer = TOKENIZERS[name]
     texts = ["The bar \u2581\u2582\u2583 shows load.", "\u2581a", "a \u2581 b", "a\u2581b", "\u0301\u2581 c"]
     assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)
+
+
+_BEFORE_SPACE, _AFTER_SPACE = (tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix) for prefix in (False, True))
+_METASPACE = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+
+
+@pytest.mark.parametrize("cutter", [_BEFORE_SPACE, _AFTER_SPACE, _METASPACE])
+@pytest.mark.parametrize(
+    "normalizers",
+    [
+        [tokenizers.normalizers.NFKC()],
+        [tokenizers.normalizers.NFKC(), tokenizers.normalizers.Strip()],
+        [tokenizers.normalizers.NFKD(), tokenizers.normalizers.StripAccents()],
+        [tokenizers.normalizers.Replace("a", " ")],
+        [tokenizers.normalizers.Replace("a", "")],
+        [tokenizers.normalizers.Replace(tokenizers.Regex(r"\s"), "_")],
+        [tokenizers.normalizers.BertNormalizer()],
+    ],
+    ids=["nfkc", "strip", "accents", "to space", "to nothing", "from space", "bert"],
+)
+def test_normalisers_that_make_or_remove_spaces(
+    normalizers: list[tokenizers.normalizers.Normalizer], cutter: tokenizers.pre_tokenizers.PreTokenizer
+) -> None:
+    letters = {*tokenizers.pre_tokenizers.ByteLevel.alphabet(), *"\u2581 \u0301\u0308", "[UNK]"}
+    vocabulary = {letter: number for number, letter in enumerate(sorted(letters))}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = tokenizers.normalizers.Sequence(normalizers), cutter
+    tokenizer = Tokenizer(backend, {})
+    texts = ["y \u00b4 x", "y \u00b4", "\u0301 x", "y \u0308 x", "a b a", "x y", "x \u00ad y"]
+    assert rows(tokenizer.encode_plain(texts)) == reference(tokenizer, texts)

@@ -18,11 +18,13 @@ from bertkit.cli.options import (
     Fresh,
     MaxMinutes,
     ParallelRunOptions,
+    ReportTo,
     ResumableRunDir,
     Resume,
     SetOption,
     keep_log,
     option,
+    recipe_overrides,
     set_overrides,
 )
 from bertkit.cli.plans import flops_in_words, print_rows
@@ -47,6 +49,7 @@ class StudyOptions(Common):
     run_dir: ResumableRunDir = None
     fresh: Fresh = False
     max_minutes: MaxMinutes = None
+    report_to: ReportTo = None
 
 
 def study(
@@ -81,7 +84,7 @@ def study(
 
     arguments = StudyArguments(
         recipe=file or None,
-        overrides=[*side_by_side.overrides, *set_overrides(common.settings)],
+        overrides=[*side_by_side.overrides, *recipe_overrides(common), *set_overrides(common.settings)],
         resume=resume,
         runs_root=runs_root(),
         run_dir=common.run_dir,

@@ -59,7 +59,8 @@ class ReportedScore:
     def in_words(self) -> str:
         # Of equal numbers, rounding may leave a deviation of some 1e-17.
         spread = "" if self.std is None else f" ± {self.std if self.std > 1e-12 * abs(self.mean) else 0:.2g}"
-        return f"{self.mean:.4g}{spread}"
+        mean = f"{self.mean:,.0f}" if self.mean.is_integer() and not spread else f"{self.mean:.4g}"
+        return f"{mean}{spread}"
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,8 @@ def _scores(prefix: str, value: Any) -> Iterator[tuple[str, ReportedScore]]:
         mean, std = value.get("mean"), value.get("std")
         if isinstance(mean, int | float):
             yield visible(prefix), ReportedScore(float(mean), std if isinstance(std, int | float) else None)
+            return
+        if mean is None and "mean" in value:  # undefined; its other numbers are counts of runs
             return
         for name, each in value.items():
             if prefix or name not in _NOT_SCORES:

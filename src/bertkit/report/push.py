@@ -87,6 +87,8 @@ def push(
     inner = None if run is None else _chosen(run)
     chosen = None if inner is None else ReportedRun.of(inner)
     card = None if CARD in paths else model_card(directory, repository, reported, chosen=chosen, license_id=license_id)
+    if card is None and license_id is not None:
+        log.warning("%s has a %s, which is uploaded as it is: --license has no effect", directory, CARD)
     if dry_run:
         return Pushed(_sizes(paths, card), card, None)
     try:

@@ -143,11 +143,15 @@ def check_measures(study: Study, *, offline: bool) -> None:
         try:
             _check(measure, offline=offline)
         except DataError as error:
-            faulty[name] = f"measures.{name}: {error}"
+            other = f"; another text will do, if no run is trained on it: --set measures.{name}.data=[FILE]"
+            faulty[name] = f"measures.{name}: {error}{other if isinstance(measure, MlmMeasure) else ''}"
         except BertkitError as error:
             raise type(error)(f"measures.{name}: {error}") from error
     if faulty:
         without = " ".join(f"--set measures.{name}=null" for name in faulty)
+        if study.choose is not None and not faulty.keys().isdisjoint(study.choose.names):
+            others = ", ".join(name for name in study.measures if name not in faulty)
+            without += f" --set choose.by=NAME, with another measure for the choice ({others or 'none is left'})"
         raise DataError("\n".join([*faulty.values(), f"to run without these data: {without}"]))
 
 
@@ -157,7 +161,8 @@ def _check(measure: MeasureSettings, *, offline: bool) -> None:
     elif isinstance(measure, BlimpMeasure):
         chosen_paradigms(Path(measure.directory), BlimpSettings(pairs=measure.pairs, only=measure.only))
     elif isinstance(measure, LayersMeasure):
-        files = [existing(file) for file in (measure.data, measure.test_data) if file is not None]
+        given = [file for file in (measure.data, measure.test_data) if file is not None]
+        files = [existing(file, option="the labelled sentences") for file in given]
         for file in files:
             labelled = read_labelled(file, task_of_file(files[0]))
             check_tasks([measure.task], list(dict.fromkeys(name for each in labelled for name in each.targets)))

@@ -97,6 +97,8 @@ class StudyContext:
         directory.mkdir(parents=True, exist_ok=True)
         keep = self.study.engine.keep
         more = [] if keep == "checkpoints" else [Override("engine.keep_checkpoints", 0, "engine.keep")]
+        if report_to := self.study.engine.report_to:
+            more.append(Override("engine.report_to", list(report_to), "engine.report_to"))
         arguments = pretrain_arguments(self.study, study_run, steps, cache=self.cache, offline=self.offline, more=more)
         recipe = pretrain_recipe(arguments, study_run.arm)
         document: dict[str, Any] = {

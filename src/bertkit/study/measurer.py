@@ -22,7 +22,7 @@ from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.pretraining.recipe import Recipe
 from bertkit.probing.layers import LayersSettings
-from bertkit.probing.layers.scores import layer_scores
+from bertkit.probing.layers.run import layer_scores
 from bertkit.probing.run import ProbeArguments
 from bertkit.progress import Progress
 from bertkit.recipe.resolve import Override
@@ -116,7 +116,9 @@ class Measurer:
             )
             data, metric = measure.data, measure.metric
             results = _once(place, lambda: evaluate_mlm(arguments, data, mlm, progress=self.progress))
-            return MeasureResult(results["tasks"]["mlm"][metric]["mean"], of=of)
+            score = results["tasks"]["mlm"][metric]["mean"]
+            too_large = f"its {metric.replace('_', ' ')} is too large for a floating-point number"
+            return MeasureResult(score, too_large if score is None else None, of=of)
         assert isinstance(measure, BlimpMeasure)
         blimp = BlimpSettings(pairs=measure.pairs, only=measure.only)
         pairs = Path(measure.directory)

@@ -117,7 +117,7 @@ def _missing(results: Mapping[str, Any]) -> str:
             notes[f"{run['arm']}, seed {run['seed']}: {run['diverged']}"] = None
         for name, answer in run["answers"].items():
             if answer["score"] is None:
-                notes[f"{run['arm']}, {name}: {answer.get('reason')}"] = None
+                notes[f"{run['arm']}, {name}: {answer.get('reason', 'undefined')}"] = None
             elif "of" in answer:
                 notes[f"{run['arm']}, {name}: computed with its {answer['of']}"] = None
     return "\n".join(f"- {note}" for note in notes)

@@ -24,6 +24,7 @@ from bertkit.pretraining.arguments import source_overrides
 from bertkit.progress import Progress
 from bertkit.recipe.find import SUFFIXES, find_recipe, shipped_directory
 from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.run.trackers import require_trackers
 from bertkit.study.context import StudyContext
 from bertkit.study.planned import PlannedStudy
 from bertkit.study.plots import draw_figures
@@ -135,6 +136,7 @@ def run_study(arguments: StudyArguments, *, progress: Progress, on_start: OnStar
     if run is not None and run.status == "done" and run.results is not None:
         log.info("%s is already done", run.path)
         return FinishedRun(run, run.results, (run,))
+    require_trackers(study.engine.report_to, arguments.run_dir if run is None else run.path)
     planned = PlannedStudy(study, arguments.cache, arguments.offline)
     planned.check()
     fingerprints = planned.fingerprints(progress)

@@ -166,6 +166,11 @@ class StudyEngine(ExecutorSettings):
         description="What remains on disk of a measured run, in addition to its record: only the scores; the models"
         " of the scored seeds; or all models and checkpoints.",
     )
+    report_to: list[Literal["wandb", "mlflow"]] = Field(
+        default_factory=list, description="Experiment trackers that each pretraining run is also reported to."
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"report_to"})
 
 
 class Study(RecipeHeader):

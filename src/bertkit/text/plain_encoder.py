@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import re
 import threading
+import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, Literal
 
@@ -39,7 +41,7 @@ _SEPARATED = [
 _BERT_PARTS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z ]")
 # The character by which SentencePiece vocabularies write a space stands for one in a text, too.
 _UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0|\u2581")
-_LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "StripAccents", "Strip", "NFC", "NFD", "NFKC", "NFKD", "Replace"}
+_LOCAL_NORMALIZERS = {"Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
 
 
 class PlainEncoder:
@@ -56,6 +58,8 @@ class PlainEncoder:
         self._backend.encode_special_tokens = True
         self._cutting = word_cutting(settings)
         self._is_bert = _is_bert(settings)
+        normalizers = {step["type"] for step in _steps(settings["normalizer"], "normalizers")}
+        self._separates_accents = not normalizers.isdisjoint({"NFKC", "NFKD", "StripAccents"})
         self._lowercases = self._is_bert and bool(settings["normalizer"]["lowercase"])
         self._words = self._table(settings)
         self._lock = threading.Lock()
@@ -71,10 +75,19 @@ class PlainEncoder:
             return _flattened(self._ids(texts))
         if self._cutting == "bert":
             return self._encode_words(self._bert_words(texts))
-        uneven = [k for k, text in enumerate(texts) if _UNEVEN_SPACE.search(text)]
+        uneven = [k for k, text in enumerate(texts) if self._is_uneven(text)]
         if uneven:
             return self._encode_with_uneven(texts, uneven)
         return self._encode_words(self._spaced_words(texts))
+
+    def _is_uneven(self, text: str) -> bool:
+        """Whether the words of a text are not separated by single spaces, as written or after it is normalised."""
+        if _UNEVEN_SPACE.search(text) is not None:
+            return True
+        if text.isascii() or not self._separates_accents:
+            return False
+        sign, accent = _signs_and_accents()
+        return sign.search(text) is not None or accent.search(f" {text}") is not None
 
     def _table(self, settings: dict[str, Any]) -> KnownWords:
         separator = b"\0" if self._cutting == "before-space" else b" "
@@ -145,6 +158,17 @@ class PlainEncoder:
         return [encoding.ids for encoding in encodings]
 
 
+@cache
+def _signs_and_accents() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Signs that a normaliser turns into a space, such as ´ (a space with an accent); and words that begin with an
+    accent, since nothing may be left of them without it. Two patterns, because each is searched far faster than both
+    together."""
+    composed = (chr(code) for code in range(0x80, 0x10000) if unicodedata.decomposition(chr(code)))
+    signs = "".join(each for each in composed if " " in unicodedata.normalize("NFKD", each))
+    accents = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code))[0] == "M")
+    return re.compile(f"[{signs}]"), re.compile(f" [{accents}]")
+
+
 def _is_bert(settings: dict[str, Any]) -> bool:
     """Whether words are normalised and split as in BERT, with no additional steps."""
     steps = [(settings[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer")]
@@ -159,9 +183,13 @@ def word_cutting(settings: dict[str, Any]) -> Cutting | None:
     """
     if any(not token["special"] for token in settings["added_tokens"]) or settings["model"].get("dropout"):
         return None
-    if not all(_is_local(step) for step in _steps(settings["normalizer"], "normalizers")):
-        return None
-    steps = _steps(settings["pre_tokenizer"], "pretokenizers")
+    cutting = _cutting_of(_steps(settings["pre_tokenizer"], "pretokenizers"))
+    local = all(_is_local(step, cutting) for step in _steps(settings["normalizer"], "normalizers"))
+    return cutting if local else None
+
+
+def _cutting_of(steps: list[dict[str, Any]]) -> Cutting | None:
+    """Where the pre-tokenizer's first step splits any text."""
     first = steps[0] if steps else {"type": None}
     if first["type"] == "BertPreTokenizer":
         return "bert"
@@ -178,12 +206,17 @@ def _steps(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     return [step for child in part[key] for step in _steps(child, key)] if part["type"] == "Sequence" else [part]
 
 
-def _is_local(step: dict[str, Any]) -> bool:
-    """Whether this normaliser treats each word of an evenly spaced text independently."""
+def _is_local(step: dict[str, Any], cutting: Cutting | None) -> bool:
+    """Whether this normaliser treats each word of an evenly spaced text independently, and leaves it its spaces."""
     if step["type"] == "Replace":
-        pattern = step["pattern"].get("String") or step["pattern"]["Regex"]
-        return " " not in pattern or pattern == " {2,}"
-    return step["type"] in _LOCAL_NORMALIZERS
+        pattern, content = step["pattern"].get("String") or step["pattern"]["Regex"], step["content"]
+        if pattern == " {2,}" or (pattern, content) == (r"\s+", " "):
+            return True  # it changes nothing in an evenly spaced text
+        reads_spaces, fills_words = " " in pattern or r"\s" in pattern, content and " " not in content
+        return not reads_spaces and bool(cutting == "bert" or fills_words)
+    if step["type"] == "Strip":
+        return cutting != "before-space"
+    return step["type"] in _LOCAL_NORMALIZERS or (step["type"] == "BertNormalizer" and cutting == "bert")
 
 
 def _flattened(rows: list[list[int]]) -> tuple[Int64Array, Int64Array]:

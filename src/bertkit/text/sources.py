@@ -9,6 +9,7 @@ import glob
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
@@ -99,24 +100,15 @@ def open_corpus(
         UsageError: no source, or an unknown scheme or kind of file.
         DataError: a source does not exist, or cannot be read.
     """
-    options = options or SourceOptions()
     cache = cache or cache_directory()
     if not sources:
         raise UsageError("no source: name a file, a directory, hub:ORG/NAME or builtin:pydocs")
     hashes = FileHashes(cache / "file-hashes.json")
+    opening = _Opening(options or SourceOptions(), cache, hashes, offline, commits or {}, progress)
     readers: list[Reader] = []
     contents: list[str] = []
     seen: set[Path] = set()
-    if options.target_field is not None:
-        opened = _opened_pairs(
-            sources, options, cache, hashes, offline=offline, commits=commits or {}, progress=progress
-        )
-    else:
-        opened = chain.from_iterable(
-            _opened(source, options, cache, hashes, offline=offline, commits=commits or {}, progress=progress)
-            for source in sources
-        )
-    for reader, content in opened:
+    for reader, content in opening.readers(sources):
         path = getattr(reader, "path", None)
         if path is not None and path.resolve() in seen:
             log.info("%s is named twice; it is read once", path)
@@ -125,7 +117,7 @@ def open_corpus(
         readers.append(reader)
         contents.append(content)
     hashes.save()
-    return Corpus(readers, options, contents, tuple(sources))
+    return Corpus(readers, opening.options, contents, tuple(sources))
 
 
 def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, str]:
@@ -138,90 +130,107 @@ def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, s
     return {each: dataset_commit(each, offline=is_offline(offline)) for each in sorted(repositories - {""})}
 
 
-def _opened(
-    source: str,
-    options: SourceOptions,
-    cache: Path,
-    hashes: FileHashes,
-    *,
-    offline: bool,
-    commits: Mapping[str, str],
-    progress: Progress,
-) -> Iterator[tuple[Reader, str]]:
-    scheme, colon, rest = source.partition(":")
-    if scheme == "hub" and colon:
-        yield _open_hub(rest, options, offline=offline, commits=commits)
-    elif scheme == "builtin" and colon:
-        if rest != "pydocs":
-            raise UsageError(f"source {source!r}: the only built-in corpus is builtin:pydocs")
-        from bertkit.text.pydocs import harvest
+@dataclass(frozen=True)
+class _Opening:
+    """How the sources of one corpus are opened; the attributes are the arguments of `open_corpus`."""
 
-        _check_spans(source, options)
-        path = harvest(cache)
-        yield TextReader(path, "blank-line"), hashes.sha256(path)
-    else:
-        for path in _files(source, cache, offline=offline, progress=progress):
-            yield _file_reader(path, options), hashes.sha256(path)
+    options: SourceOptions
+    cache: Path
+    hashes: FileHashes
+    offline: bool
+    commits: Mapping[str, str]
+    progress: Progress
 
+    def readers(self, sources: Sequence[str]) -> Iterator[tuple[Reader, str]]:
+        """The readers of all sources, each with the hash of its content."""
+        if self.options.target_field is not None:
+            return self._pairs(sources, PairFields(self.options.text_field, self.options.target_field))
+        return chain.from_iterable(map(self._texts, sources))
 
-def _opened_pairs(
-    sources: Sequence[str],
-    options: SourceOptions,
-    cache: Path,
-    hashes: FileHashes,
-    *,
-    offline: bool,
-    commits: Mapping[str, str],
-    progress: Progress,
-) -> Iterator[tuple[Reader, str]]:
-    """Readers of parallel text; text files are taken in twos, in the order given."""
-    assert options.target_field is not None
-    fields = PairFields(options.text_field, options.target_field)
-    alone: Path | None = None
-    for source in sources:
+    def _texts(self, source: str) -> Iterator[tuple[Reader, str]]:
         scheme, colon, rest = source.partition(":")
         if scheme == "hub" and colon:
-            reader, content = _open_hub(rest, options, offline=offline, commits=commits)
-            yield RecordPairReader(reader, fields), joint_hash(content, options.target_field)
-            continue
-        if scheme == "builtin" and colon:
+            yield self._hub(rest)
+        elif scheme == "builtin" and colon:
+            if rest != "pydocs":
+                raise UsageError(f"source {source!r}: the only built-in corpus is builtin:pydocs")
+            from bertkit.text.pydocs import harvest
+
+            _check_spans(source, self.options)
+            path = harvest(self.cache)
+            yield TextReader(path, "blank-line"), self.hashes.sha256(path)
+        else:
+            for path in self._files(source):
+                yield _file_reader(path, self.options), self.hashes.sha256(path)
+
+    def _pairs(self, sources: Sequence[str], fields: PairFields) -> Iterator[tuple[Reader, str]]:
+        """Readers of parallel text; text files are taken in twos, in the order given."""
+        encoding = self.options.encoding
+        alone: Path | None = None
+        for source in sources:
+            scheme, colon, rest = source.partition(":")
+            if scheme == "hub" and colon:
+                reader, content = self._hub(rest)
+                yield RecordPairReader(reader, fields), joint_hash(content, fields.target)
+                continue
+            if scheme == "builtin" and colon:
+                raise UsageError(
+                    f"source {source!r} has no pairs; parallel text is .tsv, .jsonl, .parquet, two text files, or"
+                    " hub:ORG/NAME[:CONFIG[:SPLIT]]"
+                )
+            for path in self._files(source):
+                kind = kind_of_file(path, {**KINDS, ".tsv": "tsv"})
+                content = self.hashes.sha256(path)
+                if kind == "tsv":
+                    yield TabbedPairReader(path, encoding), content
+                elif kind == "jsonl":
+                    yield JsonPairReader(path, fields, encoding), content
+                elif kind == "parquet":
+                    yield RecordPairReader(path, fields), content
+                elif kind == "csv":
+                    raise UsageError(f"{path}: parallel text is not read from CSV; write it as .tsv or .jsonl")
+                elif alone is None:
+                    alone = path
+                else:
+                    yield TwoFilesPairReader(alone, path, encoding), joint_hash(self.hashes.sha256(alone), content)
+                    alone = None
+        if alone is not None:
             raise UsageError(
-                f"source {source!r} has no pairs; parallel text is .tsv, .jsonl, .parquet, two text files, or"
-                " hub:ORG/NAME[:CONFIG[:SPLIT]]"
+                f"{alone}: a text file has only one side of parallel text; name the file of the other side after it, or"
+                " give a .tsv of two columns or .jsonl"
             )
-        for path in _files(source, cache, offline=offline, progress=progress):
-            kind = kind_of_file(path, {**KINDS, ".tsv": "tsv"})
-            content = hashes.sha256(path)
-            if kind == "tsv":
-                yield TabbedPairReader(path, options.encoding), content
-            elif kind == "jsonl":
-                yield JsonPairReader(path, fields, options.encoding), content
-            elif kind == "parquet":
-                yield RecordPairReader(path, fields), content
-            elif kind == "csv":
-                raise UsageError(f"{path}: parallel text is not read from CSV; write it as .tsv or .jsonl")
-            elif alone is None:
-                alone = path
-            else:
-                yield TwoFilesPairReader(alone, path, options.encoding), joint_hash(hashes.sha256(alone), content)
-                alone = None
-    if alone is not None:
-        raise UsageError(
-            f"{alone}: a text file has only one side of parallel text; name the file of the other side after it, or"
-            " give a .tsv of two columns or .jsonl"
-        )
+
+    def _files(self, source: str) -> list[Path]:
+        """Files of a path, directory or glob, ordered by name; for a store, their copies in the cache."""
+        if is_url(source):
+            return fetched_files(
+                source,
+                lambda path: kind_of_file(path) is not None,
+                cache=self.cache,
+                offline=self.offline,
+                progress=self.progress,
+            )
+        return _local_files(source)
+
+    def _hub(self, rest: str) -> tuple[HubReader, str]:
+        """A Hub dataset at its current commit; offline, at the last known commit."""
+        repository, _, config_split = rest.partition(":")
+        config, _, split = config_split.partition(":")
+        if not repository:
+            raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]")
+        offline = is_offline(self.offline)
+        commit = self.commits.get(repository) or dataset_commit(repository, offline=offline)
+        field, spans = self.options.text_field, self.options.span_fields
+        reader = HubReader(repository, config or None, split or "train", commit, field, offline, spans)
+        read = ":".join([field, *spans])
+        return reader, hashlib.sha256(f"{reader.name}@{commit}:{read}".encode()).hexdigest()
 
 
 _SHARD_FILES = frozenset({"manifest.json", "tokenizer.json"})
 _RUN_FILES = frozenset({"run.json", "recipe.yaml"})
 
 
-def _files(source: str, cache: Path, *, offline: bool, progress: Progress) -> list[Path]:
-    """Files of a path, directory or glob, ordered by name; for a store, their copies in the cache."""
-    if is_url(source):
-        return fetched_files(
-            source, lambda path: kind_of_file(path) is not None, cache=cache, offline=offline, progress=progress
-        )
+def _local_files(source: str) -> list[Path]:
     if has_scheme(source):
         raise UsageError(
             f"source {source!r}: no such scheme; expected a path, s3://, gs:// or file://, hub:ORG/NAME or"
@@ -305,17 +314,3 @@ def _check_spans(source: str, options: SourceOptions) -> None:
             f"data.reading.span_fields: {source} cannot contain spans; annotated text is JSONL, Parquet or"
             " Hub data; set span_fields to [] for text without annotations"
         )
-
-
-def _open_hub(rest: str, options: SourceOptions, *, offline: bool, commits: Mapping[str, str]) -> tuple[HubReader, str]:
-    """A Hub dataset at its current commit; offline, at the last known commit."""
-    repository, _, config_split = rest.partition(":")
-    config, _, split = config_split.partition(":")
-    if not repository:
-        raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]")
-    offline = is_offline(offline)
-    commit = commits.get(repository) or dataset_commit(repository, offline=offline)
-    fields = options.span_fields
-    reader = HubReader(repository, config or None, split or "train", commit, options.text_field, offline, fields)
-    read = ":".join([options.text_field, *fields])
-    return reader, hashlib.sha256(f"{reader.name}@{commit}:{read}".encode()).hexdigest()

@@ -257,7 +257,7 @@ def word_tokenizer(
 
     Raises:
         UsageError: `vocab_size` leaves no room for a word.
-        DataError: the texts have no words.
+        DataError: the texts have no words, or none that is frequent enough.
     """
     if vocab_size <= len(SPECIAL_TOKENS):
         raise UsageError(
@@ -275,6 +275,9 @@ def word_tokenizer(
         for word, count in counts.items()
         if count >= min_frequency and word not in SPECIAL_TOKENS.values() and len(word) <= MAX_WORD_CHARACTERS
     ]
+    if not known:
+        rare = f" that occurs {min_frequency} times; lower tokenizer.min_frequency, or give more text"
+        raise DataError(f"the text has no word{rare if min_frequency > 1 else ''}")
     ranked = sorted(known, key=lambda word: (-counts[word], word))[: vocab_size - len(SPECIAL_TOKENS)]
     entries = {token: number for number, token in enumerate([*SPECIAL_TOKENS.values(), *ranked])}
     backend = Backend(

@@ -411,12 +411,16 @@ def _dependencies(
         f"{row.name} {row.accuracy:.0%} (head {names[row.head]}, offset {row.offset:+d}: {row.offset_accuracy:.0%})"
         for row in ahead
     )
-    sentence = (
+    by_relation = (
         f"For {better} of {len(relations)} relations a head of {label} finds the syntactic head more often than the"
-        f" best fixed offset. Largest margins: {examples}. Over all relations the best head finds"
-        f" {everything.accuracy:.0%}, the best offset {everything.offset_accuracy:.0%}, the best head with random"
-        f" weights {control[everything.name]:.0%} (n = {everything.count:,} words; heads and offsets chosen on the same"
-        " words)."
+        f" best fixed offset. Largest margins: {examples}."
+        if relations
+        else f"No single relation has enough words to score the heads of {label} on it."
+    )
+    sentence = (
+        f"{by_relation} Over all relations the best head finds {everything.accuracy:.0%}, the best offset"
+        f" {everything.offset_accuracy:.0%}, the best head with random weights {control[everything.name]:.0%} (n ="
+        f" {everything.count:,} words; heads and offsets chosen on the same words)."
     )
     rows = [_relation(row, names) | {"random_accuracy": control[row.name]} for row in scores]
     table = {column: [row[column] for row in rows] for column in rows[0]}

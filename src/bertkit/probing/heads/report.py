@@ -99,7 +99,7 @@ class HeadResults:
 
     def removable(self, curve: Sequence[float]) -> int:
         """The number of heads that an order of pruning removes, step by step, before the loss of score reaches
-        TOLERANCE of the loss without any head; 0 if removing all heads loses nothing."""
+        TOLERANCE of the loss without any head; 0 if removing all heads loses nothing, or leaves no defined score."""
         worse = self.worse_by(curve)
         if not worse[-1] > 0:
             return 0
@@ -167,12 +167,14 @@ def _heads(results: HeadResults) -> Finding:
     most = int(_known(worse, -np.inf).argmax())
     spearman = results.rank_correlation()
     correlation = "not defined" if spearman is None else f"{spearman:.2f}"
+    at_most = f"at most {worse.flat[most]:.3g} worse, without head {names[most]}"
+    if np.isnan(worse).all():
+        at_most = "undefined without any one of them"
     sentence = (
         f"{int((worse <= 0).sum())} of {worse.size} heads of {results.label} can be removed one at a time without a"
         f" loss on {results.what}. The {results.metric} is {results.before:.4g} on {results.examples[1]:,} examples,"
-        f" and at most {worse.flat[most]:.3g} worse, without head {names[most]}. The most important head"
-        f" by I_h is {names[results.ranked_LN.argmax()]} (gradients of {results.examples[0]:,} other examples); the"
-        f" rank correlation of importance and ablation is {correlation}."
+        f" and {at_most}. The most important head by I_h is {names[results.ranked_LN.argmax()]} (gradients of"
+        f" {results.examples[0]:,} other examples); the rank correlation of importance and ablation is {correlation}."
     )
     rank_A = np.argsort(np.argsort(-results.ranked_LN.ravel(), kind="stable")) + 1
     layer_A, head_A = np.indices(worse.shape)[0].ravel() + 1, np.ravel(results.numbers) + 1
@@ -204,7 +206,8 @@ def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
         # Pruned heads have no cell.
         values_LN = np.ma.array(np.zeros((layers, heads)), mask=True)
         values_LN[np.subtract(table["layer"], 1), np.subtract(table["head"], 1)] = table[column]
-        least, most = float(np.nanmin(table[column])), float(np.nanmax(table[column]))
+        known = [float(value) for value in table[column] if not np.isnan(value)] or [0.0]
+        least, most = min(known), max(known)
         largest = max(abs(least), abs(most))
         heat_map(
             axis,
@@ -224,10 +227,12 @@ def _one_left(results: HeadResults) -> Finding:
     worse = results.worse_alone_LN
     least_L = results.least_alone()
     hardest = int(_known(least_L, -np.inf).argmax())
+    loses = f"Layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the {results.metric}"
+    if np.isnan(least_L).all():
+        loses = f"The {results.metric} is then undefined in every layer"
     sentence = (
         f"With only its best head left, {int((least_L <= 0).sum())} of {len(least_L)} layers of {results.label} lose"
-        f" nothing. Layer {hardest + 1} loses most, {least_L[hardest]:.3g} of the {results.metric}"
-        f" ({results.before:.4g} with all heads, {results.examples[1]:,} examples)."
+        f" nothing. {loses} ({results.before:.4g} with all heads, {results.examples[1]:,} examples)."
     )
     table = {
         "layer": range(1, len(least_L) + 1),
@@ -251,11 +256,17 @@ def _pruning(results: HeadResults) -> Finding:
             f" ({results.examples[1]:,} examples, {len(results.counts) - 1} steps; the oracle order uses these"
             " examples)."
         )
+    elif np.isnan(without_any):
+        sentence = (
+            f"Without any head the {results.metric} of {results.label} is undefined, for example because all"
+            f" predictions are then the same; it is {results.before:.4g} with all {heads} ({results.examples[1]:,}"
+            " examples). How many heads can be pruned is therefore not given."
+        )
     else:
         sentence = (
             f"Without any head the {results.metric} of {results.label} is {without_any:.4g}, no worse than"
-            f" {results.before:.4g} with all {heads} ({results.examples[1]:,} examples): its predictions do not depend"
-            " on the heads."
+            f" {results.before:.4g} with all {heads} ({results.examples[1]:,} examples): the heads do not improve its"
+            " predictions."
         )
     counts = np.array(results.counts)
     table = {"heads_pruned": counts, "share_pruned": counts / heads, **results.curves}

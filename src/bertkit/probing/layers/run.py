@@ -6,7 +6,7 @@ for trees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,7 +50,7 @@ from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentence_sources import existing
 from bertkit.probing.sentences import TextEncoder
 from bertkit.probing.state_store import StateStore
-from bertkit.progress import ProgressMeter
+from bertkit.progress import ProgressMeter, silent_progress
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,30 @@ class AnnotatedFile:
         return sum(len(sentence.words) for sentence, _ in self.pairs[:sentences])
 
 
+@dataclass(frozen=True)
+class LayersInput:
+    """The model with the hook points of its layers, and the files, encoded for it, with hashes of their content."""
+
+    subject: LoadedModel
+    points: Sequence[str]
+    encoder: TextEncoder
+    files: Sequence[AnnotatedFile]
+    hashes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, request: ProbeArguments, settings: LayersSettings) -> LayersInput:
+        """Read the data of a probe, which are annotated."""
+        subject = request.subject()
+        paths = [existing(source) for source in request.data]
+        test_paths = [existing(source, option="--test-data") for source in request.test_data]
+        points = layer_points(subject.model)
+        encoder = TextEncoder.of(subject.model, subject.tokenizer)
+        files = read_files(paths, test_paths, settings, encoder)
+        words = max(each.words() for each in files)
+        check_store(len(points), words, width_of(subject.model, points), request.store_gb)
+        return cls(subject, points, encoder, files, hashes_of(paths, test_paths))
+
+
 def probe_layers(request: ProbeArguments, settings: LayersSettings) -> ProbeResult:
     """Train on annotated files, test on one further file for each or on a held-out fifth of each, and write a run.
 
@@ -73,31 +97,43 @@ def probe_layers(request: ProbeArguments, settings: LayersSettings) -> ProbeResu
         UsageError: no data, not one test file per data file, an unknown task, or too much disk space.
         DataError: invalid model or files, or too few sentences.
     """
-    subject = request.subject()
     if not request.data:
         raise UsageError("no annotated data: give --data FILE, such as a .conllu treebank or CoNLL-2003's eng.train")
     if request.test_data and len(request.test_data) != len(request.data):
         raise UsageError(
             f"--test-data names {len(request.test_data)} files, but --data {len(request.data)}; give one for each"
         )
-    paths = [existing(source) for source in request.data]
-    test_paths = [existing(source, option="--test-data") for source in request.test_data]
-    points = layer_points(subject.model)
-    encoder = TextEncoder.of(subject.model, subject.tokenizer)
-    files = read_files(paths, test_paths, settings, encoder)
-    check_store(len(points), max(each.words() for each in files), width_of(subject.model, points), request.store_gb)
+    inputs = LayersInput.of(request, settings)
 
     def measure() -> Report:
-        total = sum((6 * len(points) - 1) * len(file.tasks) for file in files)
+        total = sum((6 * len(inputs.points) - 1) * len(file.tasks) for file in inputs.files)
         with request.progress("probes", total, "probes") as meter:
-            measurement = _Measurement(request, settings, subject, points, meter)
-            scores = LayersScores(subject.label, [result for file in files for result in measurement.of(file)])
+            measurement = _Measurement(request, settings, inputs, meter)
+            results = [result for file in inputs.files for result in measurement.of(file)]
+        scores = LayersScores(inputs.subject.label, results)
         warn_of_unconverged(measurement.unconverged, measurement.probes, settings.fit)
         unconverged = {"unconverged_probes": measurement.unconverged} if measurement.unconverged else {}
-        summary = scores.summary() | unconverged | {"left_out": left_out(encoder.notes)}
+        summary = scores.summary() | unconverged | {"left_out": left_out(inputs.encoder.notes)}
         return Report(summary, DEFINITIONS, scores.findings())
 
-    return run_probe(request, settings, [subject], measure, data=hashes_of(paths, test_paths))
+    return run_probe(request, settings, [inputs.subject], measure, data=inputs.hashes)
+
+
+def layer_scores(request: ProbeArguments, settings: LayersSettings) -> dict[str, list[float]]:
+    """Each task's score by layer, the embeddings first: conlleval's F1 for chunks, else accuracy.
+
+    Uses the same probes on the same sentences as `probe_layers`, without controls, codes and mixes, which is a sixth of
+    the work: for comparisons of many models, as in a study. Nothing is written except temporary states.
+
+    Raises:
+        UsageError, DataError: see `probe_layers`.
+    """
+    inputs = LayersInput.of(request, settings)
+    with silent_progress("probes") as meter:
+        measurement = _Measurement(request, settings, inputs, meter)
+        found = {name: scores for file in inputs.files for name, scores in measurement.plain_scores(file).items()}
+    warn_of_unconverged(measurement.unconverged, measurement.probes, settings.fit)
+    return found
 
 
 def read_files(
@@ -134,25 +170,31 @@ class _Measurement:
     """Fits all probes and counts them, and those that did not converge; those of codes are not counted."""
 
     def __init__(
-        self,
-        request: ProbeArguments,
-        settings: LayersSettings,
-        subject: LoadedModel,
-        points: Sequence[str],
-        meter: ProgressMeter,
+        self, request: ProbeArguments, settings: LayersSettings, inputs: LayersInput, meter: ProgressMeter
     ) -> None:
-        self.request, self.settings, self.subject, self.points, self._meter = request, settings, subject, points, meter
+        self.request, self.settings, self.inputs, self._meter = request, settings, inputs, meter
         self._done = self.probes = self.unconverged = 0
+
+    def plain_scores(self, file: AnnotatedFile) -> dict[str, list[float]]:
+        """The score of every layer's probe alone, by task."""
+        with self._states(self.inputs.subject, file) as store:
+            return {
+                task.name: [
+                    task.score(self._probe(store, [number], task, task.train).predict(task.test))
+                    for number in range(store.layers)
+                ]
+                for task in file.tasks
+            }
 
     def of(self, file: AnnotatedFile) -> list[TaskResult]:
         """The results of all tasks of a file."""
-        with self._states(self.subject, file) as store:
+        with self._states(self.inputs.subject, file) as store:
             found = [self._model(store, task) for task in file.tasks]
-        with self._states(self.subject.random_twin(self.settings.seed), file) as store:
+        with self._states(self.inputs.subject.random_twin(self.settings.seed), file) as store:
             return [replace(each, random=self._scores(store, each.task)) for each in found]
 
     def _states(self, subject: LoadedModel, file: AnnotatedFile) -> StateStore:
-        store = kept_states(self.request, subject, [encoded for _, encoded in file.pairs], self.points)
+        store = kept_states(self.request, subject, [encoded for _, encoded in file.pairs], self.inputs.points)
         store.standardise(file.words(file.train))
         return store
 
