@@ -8,6 +8,9 @@ import hashlib
 import logging
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -16,8 +19,10 @@ import pytest
 
 import bertkit
 from bertkit.arrays import save_array
+from bertkit.errors import DataError
 from bertkit.files import (
     atomic_directory,
+    earlier_version,
     fsync_path,
     one_at_a_time,
     open_text_to_write,
@@ -26,6 +31,7 @@ from bertkit.files import (
     sha256_of,
     write_text,
 )
+from bertkit.models.files.model_files import find_model
 from tests.limits import largest_file
 
 
@@ -83,6 +89,57 @@ def test_a_directory_that_could_not_be_written_is_named_as_it_was_asked_for(tmp_
     assert caught.value.filename == str(tmp_path / "out" / "a.json")
     assert caught.value.__notes__ == ["it needs 131,072 bytes or more", "nothing was written"]
     assert not list(tmp_path.iterdir())
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bertkit.files import atomic_directory
+
+def renamed(path, to, rename=Path.rename):
+    done = rename(path, to)
+    if to.name.endswith(".old"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return done
+
+Path.rename = renamed
+with atomic_directory(Path(sys.argv[1])) as staging:
+    (staging / "a").write_text("half")
+    if sys.argv[2] == "while writing":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("moment", ["while writing", "between the renames"])
+def test_after_a_kill_the_earlier_directory_is_found_and_nothing_stays_behind(tmp_path: Path, moment: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "a").write_text("old")
+    done = subprocess.run([sys.executable, "-c", _KILLED, out, moment], check=False)
+    assert done.returncode == -signal.SIGKILL
+    earlier = earlier_version(out)
+    assert (earlier is None) == out.exists() == (moment == "while writing")
+    assert ((earlier or out) / "a").read_text() == "old"
+    if earlier is not None:
+        with pytest.raises(DataError, match=re.escape(f"its earlier version is {earlier}: rename that")):
+            find_model(str(out))
+    with pytest.raises(KeyError), atomic_directory(out):
+        raise KeyError
+    assert (out / "a").read_text() == "old"
+    with atomic_directory(out) as staging:
+        (staging / "a").write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (out / "a").read_text() == "new"
+
+
+def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "kept")
+    with atomic_directory(tmp_path / "out") as staging:
+        (staging / "a").write_text("new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "out"]
+    assert not (tmp_path / "out").is_symlink()
+    assert not list((tmp_path / "kept").iterdir())
 
 
 _OPENED = re.compile(r"""open\([^)\n]*["'][wax]b?["']|\.write_text\(|\.write_bytes\(|\.tofile\(|\bnp\.save""")

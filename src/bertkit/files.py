@@ -266,24 +266,27 @@ def private_opener(path: str, flags: int) -> int:
 
 @contextmanager
 def atomic_directory(to: Path) -> Iterator[Path]:
-    """A directory to write in; renamed to `to` on success and removed on failure."""
+    """A directory to write in; renamed to `to` on success and removed on failure. What killed processes left next to
+    `to` is removed first; `earlier_version` is put back, so that a failure leaves it."""
     made = [parent for parent in (to.parent, *to.parent.parents) if not parent.exists()]
     to.parent.mkdir(parents=True, exist_ok=True)
+    _clear_left_by_kills(to)
     staging, old = (unfinished_name(to, what) for what in ("writing", "old"))
     try:
         staging.mkdir()
-        yield staging
-        for path in sorted(staging.rglob("*")):
-            fsync_path(path)
-        fsync_path(staging)
-        if to.exists():
-            to.rename(old)
-        try:
-            staging.rename(to)
-        except OSError:
-            if old.exists():
-                old.rename(to)
-            raise
+        with _claimed(staging):
+            yield staging
+            for path in sorted(staging.rglob("*")):
+                fsync_path(path)
+            fsync_path(staging)
+            try:
+                if to.exists():
+                    to.rename(old)
+                staging.rename(to)
+            except BaseException:
+                if old.exists() and not to.exists():
+                    old.rename(to)
+                raise
         fsync_path(to.parent)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
@@ -295,7 +298,62 @@ def atomic_directory(to: Path) -> Iterator[Path]:
             error.filename2 = None
             error.add_note("the directory that was there is unchanged" if to.exists() else "nothing was written")
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _remove_directory(old)
+
+
+def earlier_version(directory: Path) -> Path | None:
+    """Where the content of a missing directory is if a process was killed while it replaced it by `atomic_directory`,
+    between two renames; None if the directory exists or nothing was left."""
+    if directory.exists():
+        return None
+    return max(_left_beside(directory, "old"), key=lambda each: each.stat().st_mtime, default=None)
+
+
+def _left_beside(directory: Path, *endings: str) -> list[Path]:
+    """The paths next to a directory that `unfinished_name` gave it with one of these endings."""
+    name = re.compile(rf"\.{re.escape(directory.name)}\.\d{{7,}}\.({'|'.join(endings)})")
+    try:
+        return [each for each in directory.parent.iterdir() if name.fullmatch(each.name)]
+    except OSError:  # there is no such directory, or it cannot be listed
+        return []
+
+
+def _clear_left_by_kills(to: Path) -> None:
+    """Undo and remove what `atomic_directory` left if its process was killed; what a process still writes is kept."""
+    if (earlier := earlier_version(to)) is not None:
+        earlier.rename(to)
+    for left in _left_beside(to, "writing", "old"):
+        with _claimed(left) as is_free:
+            if is_free:
+                _remove_directory(left)
+
+
+def _remove_directory(path: Path) -> None:
+    """Remove a directory, or a link to one; what the disk does not let go of is removed another time."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _claimed(directory: Path) -> Iterator[bool]:
+    """Hold the lock of a directory, which ends with the process; whether no other process holds it. Not where the file
+    system has no locks."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError:  # another process has just removed it
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = True
+        except OSError:
+            is_free = False
+        yield is_free
+    finally:
+        os.close(descriptor)
 
 
 def _remove_if_empty(directory: Path) -> None:

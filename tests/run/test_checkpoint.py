@@ -306,19 +306,3 @@ def test_kill_9_leaves_a_whole_checkpoint(tmp_path: Path, mode: str) -> None:
     assert done.returncode == 0, done.stderr
     counts = [int(word) for word in done.stdout.split()]
     assert all(count >= 10 for count in counts), f"too few crash points were reached: {counts}"
-
-
-def test_checkpoints_that_are_being_removed_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill in the middle of the removal leaves a run that starts from scratch, not one with a damaged checkpoint."""
-    from bertkit.run import checkpoint as module
-
-    directory = tmp_path / "checkpoints"
-    save_checkpoint(directory, 1, made_tensors(), STATE, keep=1)
-    monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
-    module.remove_checkpoints(directory)
-    assert load_newest_checkpoint(directory) is None
-    monkeypatch.undo()
-    save_checkpoint(directory, 1, made_tensors(), STATE, keep=1)
-    module.remove_checkpoints(directory)
-    assert not list(tmp_path.iterdir())
-    module.remove_checkpoints(directory)

@@ -13,8 +13,10 @@ from making import finished_run, stopped_run
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import bytes_in
+from bertkit.run.checkpoint import load_newest_checkpoint
+from bertkit.run.checkpoint_removal import checkpoint_bytes, drop_checkpoints
 from bertkit.run.directory import RunDirectory
-from bertkit.run.housekeeping import checkpoint_bytes, delete_checkpoints, delete_run, is_older
+from bertkit.run.housekeeping import delete_checkpoints, delete_run, is_older
 from bertkit.run.verify import verify_run
 
 
@@ -85,7 +87,7 @@ def test_a_kill_while_checkpoints_are_deleted_leaves_no_half_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = finished_run(tmp_path / "runs")
-    taken = checkpoint_bytes(run)
+    taken = checkpoint_bytes(run.checkpoints)
 
     def killed(path: Path) -> None:
         next(each for each in path.rglob("*") if each.is_file()).unlink()
@@ -96,9 +98,38 @@ def test_a_kill_while_checkpoints_are_deleted_leaves_no_half_of_one(
         with pytest.raises(KeyboardInterrupt):
             delete_checkpoints(run)
     verify_run(run.path).raise_for_errors()
-    assert 0 < checkpoint_bytes(run) < taken
+    assert 0 < checkpoint_bytes(run.checkpoints) < taken
     delete_checkpoints(run)
-    assert checkpoint_bytes(run) == 0
+    assert checkpoint_bytes(run.checkpoints) == 0
+
+
+def test_a_kill_while_the_checkpoints_of_a_run_that_ends_are_removed_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that counts as damaged, from which the run could not be resumed."""
+    run = finished_run(tmp_path / "runs")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        drop_checkpoints(run.checkpoints)
+    assert load_newest_checkpoint(run.checkpoints) is None
+    assert checkpoint_bytes(run.checkpoints) > 0
+    drop_checkpoints(run.checkpoints)  # the next end of a run, or `runs prune`, removes what the kill left
+    assert checkpoint_bytes(run.checkpoints) == 0
+    drop_checkpoints(run.checkpoints)
+
+
+def test_checkpoints_that_cannot_be_removed_do_not_make_a_run_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    run = finished_run(tmp_path / "runs")
+    monkeypatch.setattr(Path, "rename", refused)
+    drop_checkpoints(run.checkpoints)
+    assert "could not be removed" in caplog.text
+    with pytest.raises(OSError, match="Read-only"):
+        delete_checkpoints(run)
 
 
 def test_age_counts_from_the_end_of_a_run(tmp_path: Path) -> None:

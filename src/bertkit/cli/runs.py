@@ -145,7 +145,7 @@ def diff(
 def _tables(name: str, comparison: dict[str, Any], *ids: str) -> None:
     """What the recipes do otherwise, what the training was, and all scores."""
     if comparison["recipe"]:
-        differing = [(one["key"], one["a"], one["b"]) for one in comparison["recipe"]]
+        differing = [(one["key"], _cell(one["a"]), _cell(one["b"])) for one in comparison["recipe"]]
         console.table((f"{comparison['task']}: recipe", *ids), differing)
     if "training" in comparison:
         rows = [(key, *(_cell(pair[side]) for side in "ab")) for key, pair in comparison["training"].items()]
@@ -300,12 +300,13 @@ def prune(
 
     `eval` and `probe` can then no longer read RUN@STEP.
     """
+    from bertkit.run.checkpoint_removal import checkpoint_bytes
     from bertkit.run.find import find_runs
-    from bertkit.run.housekeeping import checkpoint_bytes, delete_checkpoints, is_older, runs_below
+    from bertkit.run.housekeeping import delete_checkpoints, is_older, runs_below
 
     outer = [run for run in find_runs(runs_root()) if run.status == "done"]
     inner = [run for each in outer for run in runs_below(each.path) if run.status == "done"]
-    sizes = {run: checkpoint_bytes(run) for run in (*outer, *inner) if is_older(run, older_than)}
+    sizes = {run: checkpoint_bytes(run.checkpoints) for run in (*outer, *inner) if is_older(run, older_than)}
     chosen = {run: taken for run, taken in sizes.items() if taken}
 
     def delete_chosen() -> None:

@@ -142,20 +142,6 @@ def go_back(directory: Path, step: int) -> None:
     _prune(directory, step, keep=len(list_checkpoints(directory)) + 1)
 
 
-def remove_checkpoints(directory: Path) -> None:
-    """Delete a run's checkpoints; a kill during the deletion leaves none of them rather than some that look damaged."""
-    doomed = directory.with_name(f"{directory.name}.writing")
-    shutil.rmtree(doomed, ignore_errors=True)
-    try:
-        os.rename(directory, doomed)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        log.warning("the checkpoints in %s could not be removed (%s)", directory, error)
-        return
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
 def load_checkpoint(directory: Path) -> Checkpoint:
     """Read one checkpoint after checking every file against its manifest; DataError names the damaged files."""
     verify_checkpoint(directory)

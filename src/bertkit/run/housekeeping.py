@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bertkit.errors import DataError, UsageError
-from bertkit.files import bytes_in
+from bertkit.run.checkpoint_removal import remove_checkpoints
 from bertkit.run.directory import FREED, RunDirectory, write_record
 from bertkit.run.lock import RunLock
 from bertkit.run.seal import runs_within
@@ -92,30 +92,15 @@ def free_parts(run: RunDirectory, names: Sequence[str]) -> None:
         lock.release()
 
 
-def _doomed(run: RunDirectory) -> Path:
-    """Where checkpoints are moved before they are deleted: half of one would count as damaged."""
-    return run.checkpoints.with_name(f".{run.checkpoints.name}.deleting")
-
-
-def checkpoint_bytes(run: RunDirectory) -> int:
-    """The size of a run's checkpoints, also of those that a killed process did not delete completely."""
-    return bytes_in(run.checkpoints) + bytes_in(_doomed(run))
-
-
 def delete_checkpoints(run: RunDirectory) -> None:
     """Delete the checkpoints of a finished run.
 
     Raises:
         UsageError: a process is writing the run.
+        OSError: they cannot be deleted.
     """
     lock = RunLock(run.path)
     try:
-        if _doomed(run).is_dir():  # left by a kill
-            shutil.rmtree(_doomed(run))
-        if run.checkpoints.is_symlink():
-            run.checkpoints.unlink()
-        elif run.checkpoints.is_dir():
-            run.checkpoints.rename(_doomed(run))
-            shutil.rmtree(_doomed(run))
+        remove_checkpoints(run.checkpoints)
     finally:
         lock.release()

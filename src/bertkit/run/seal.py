@@ -115,11 +115,12 @@ class RunSeal:
 
 
 def hashed_elsewhere(name: str) -> bool:
-    """Whether the hash of a file is recorded elsewhere than in the seal."""
+    """Whether the hash of a file is recorded elsewhere than in the seal, or the file is only temporary."""
     parts = Path(name).parts
     if parts[0] == "checkpoints" and len(parts) == 3:
         return parts[2] != "manifest.json"
-    return name in _HASHED_ELSEWHERE or parts[0] == "model" or name.endswith(".tmp") or "writing" in parts[0]
+    is_temporary = name.endswith(".tmp") or "writing" in parts[0] or parts[0].endswith(".deleting")
+    return name in _HASHED_ELSEWHERE or parts[0] == "model" or is_temporary
 
 
 def file_names(run: Path) -> list[str]:

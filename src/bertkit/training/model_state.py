@@ -5,7 +5,6 @@ Not from a paper (contract: exact resume). Called by sibling trainer.py.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError
-from bertkit.files import fsync_path
+from bertkit.files import atomic_directory
 from bertkit.run.checkpoint import Checkpoint
 
 
@@ -42,22 +41,19 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def write_whole(directory: Path, write: Callable[[Path], object]) -> None:
-    """Write to a temporary directory next to this one, sync and rename it, so that a crash never leaves half of it.
+    """Write a model's directory in a run, so that a crash never leaves half of it (see `atomic_directory`).
+
+    Args:
+        directory: the directory, replaced if it exists.
+        write: writes the files into a new, empty directory.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: it cannot be written; what was there is unchanged.
     """
-    writing = directory.with_name(f"{directory.name}.writing")
-    shutil.rmtree(writing, ignore_errors=True)
     try:
-        write(writing)
-        for path in (writing, *writing.rglob("*")):
-            fsync_path(path)
+        with atomic_directory(directory) as writing:
+            write(writing)
     except (DataError, OSError) as error:
-        shutil.rmtree(writing, ignore_errors=True)  # free the disk space, which a checkpoint needs
         raise DataError(
-            f"{writing}: cannot write the model: {error}; free space and run again with --resume"
+            f"{directory}: cannot write the model: {error}; free space and run again with --resume"
         ) from error
-    shutil.rmtree(directory, ignore_errors=True)
-    writing.rename(directory)
-    fsync_path(directory.parent)
