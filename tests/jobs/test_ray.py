@@ -59,10 +59,15 @@ def test_workers_of_a_cluster_get_settings_and_no_credentials(monkeypatch: pytes
     secrets = ("HF_TOKEN", "HF_TOKENIZER_KEY", "BERTKIT_SERVE_KEYS", "HF_PASSWORD")
     for name in secrets:
         monkeypatch.setenv(name, "hf_secret")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("WANDB_SERVICE", "3-1234-tcp-localhost-40000")  # of W&B's process on this machine
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@tracker.example")
     passed = _passed_on()
     assert passed["BERTKIT_CACHE"] == "/shared/cache"
     assert passed["TOKENIZERS_PARALLELISM"] == "false"
-    assert not set(secrets) & set(passed)
+    assert passed["WANDB_MODE"] == "offline"
+    assert not {*secrets, "WANDB_API_KEY", "WANDB_SERVICE", "MLFLOW_TRACKING_URI"} & set(passed)
 
 
 def test_messages_of_ray_are_logged_and_leave_stdout_to_the_result(

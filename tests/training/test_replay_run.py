@@ -195,6 +195,21 @@ def test_the_times_of_a_run_are_followed_whatever_its_path_contains(
     assert Override.parse(str(found.value)).value == str(place)
 
 
+def test_the_repetition_is_not_reported(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (run.path / "recipe.yaml").write_text(f"{run.recipe_yaml}# engine.report_to: [wandb]\n")
+
+    class StartedError(Exception):
+        pass
+
+    def started(command: list[str], **options: object) -> None:
+        raise StartedError(command[command.index("--set") + 1])
+
+    monkeypatch.setattr("subprocess.Popen", started)
+    with pytest.raises(StartedError) as found:
+        rerun(run, tmp_path / "again")
+    assert str(found.value) == "engine.report_to=[]"
+
+
 class Retrained:
     """Replaces the process that trains again: at each poll, its directory is in the next of some states."""
 

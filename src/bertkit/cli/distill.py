@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bertkit.run.stored import RunLocation
     from bertkit.training.run import FinishedRun
 
-_OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes")
+_OF_TRAINING = ("--seed", "--device", "--precision", "--nproc", "--max-steps", "--max-minutes", "--report-to")
 """Options that do not apply to tables of token vectors."""
 
 

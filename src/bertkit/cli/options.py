@@ -101,6 +101,7 @@ def _offline(value: bool) -> bool:
     # huggingface_hub and datasets read these on import; no command has imported them yet.
     if value:
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        os.environ.setdefault("WANDB_MODE", "offline")
     return value
 
 
@@ -223,6 +224,7 @@ BatchTokens = Annotated[
     FromField(_ENGINE, "engine.micro_batch_tokens", "--batch-tokens N", panel=COMMON_PANEL),
 ]
 Processes = Annotated[int | None, FromField(_ENGINE, "engine.ranks", "--nproc N", panel=COMMON_PANEL)]
+ReportTo = Annotated[list[str] | None, FromField(_ENGINE, "engine.report_to", "--report-to NAME,NAME", COMMON_PANEL)]
 _EXECUTOR = "bertkit.jobs.settings:ExecutorSettings"
 Jobs = Annotated[int | None, FromField(_EXECUTOR, "engine.jobs", "--jobs N")]
 ExecutorName = Annotated[Literal["local", "ray"] | None, FromField(_EXECUTOR, "engine.executor")]
@@ -365,6 +367,7 @@ class Training(Common):
     nproc: Processes = None
     max_steps: MaxSteps = None
     max_minutes: MaxMinutes = None
+    report_to: ReportTo = None
 
     @property
     def overrides(self) -> list[Override]:

@@ -37,6 +37,7 @@ from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import INNER_RUNS, RECIPE, RESULTS, SUITE_FILE, RunDirectory, RunIdentity
 from bertkit.run.find import run_of_suite
 from bertkit.run.finished import changed_fingerprints
+from bertkit.run.trackers import require_trackers
 from bertkit.run.verify import result_errors
 from bertkit.training.model_state import write_whole
 from bertkit.training.run import (
@@ -83,6 +84,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
     if arguments.resume is None:
         recipe = arguments.new_recipe()
         require_ranks(recipe)
+        require_trackers(recipe.engine.report_to, arguments.run_dir)
         if len(arguments.seeds) > 1 or arguments.grid or arguments.trials or folds_of(recipe) != [None]:
             return runs.start_suite(recipe)
         identity = identity_of(arguments, recipe, runs.fingerprints(recipe))
@@ -101,6 +103,7 @@ def finetune(arguments: FinetuneArguments, *, progress: Progress, on_start: OnSt
     require_ranks(recipe)
     if finished := FinishedRun.done(run):
         return finished
+    require_trackers(recipe.engine.report_to, run.path)
     return runs.resume_suite(run, recipe) if is_suite else runs.train(recipe, run)
 
 
@@ -306,7 +309,7 @@ def link_model(link: Path, model: Path) -> None:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         log.info("%s is a copy of %s: this file system has no links (%s)", link, inside, error.strerror)
-        write_whole(link, lambda writing: shutil.copytree(target, writing))
+        write_whole(link, lambda writing: shutil.copytree(target, writing, dirs_exist_ok=True))
 
 
 def result_hashes(run: RunDirectory) -> dict[str, str]:

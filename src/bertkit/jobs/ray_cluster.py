@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from bertkit.errors import DataError, StoppedError, UsageError, first_line
+from bertkit.files import without_credentials
 from bertkit.jobs.executor import Executor, WorkerLostError
 from bertkit.jobs.job import Job, Place, Reply, Value, reply_of, threads_of
 
@@ -25,9 +26,10 @@ ADDRESS = "RAY_ADDRESS"
 _CONNECT_SECONDS = 5.0
 _STOP_SECONDS = 120.0
 """Time for jobs to save a checkpoint before they are left to Ray."""
-_PASSED_ON = ("BERTKIT_", "HF_", "TOKENIZERS_")
-"""Prefixes of the variables that are passed to a cluster's workers, except for credentials."""
-_CREDENTIAL = re.compile("TOKEN(?!IZERS_)|SECRET|KEY|PASSWORD")
+_PASSED_ON = ("BERTKIT_", "HF_", "TOKENIZERS_", "WANDB_", "MLFLOW_")
+"""Prefixes of the variables that are passed to a cluster's workers."""
+_KEPT = re.compile("TOKEN(?!IZERS_)|SECRET|KEY|PASSWORD|WANDB_SERVICE")
+"""Parts of the names of variables that are not: credentials, and the port of W&B's process on this machine."""
 
 log = logging.getLogger(__name__)
 
@@ -209,5 +211,5 @@ def _passed_on() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(_PASSED_ON) and not _CREDENTIAL.search(name)
+        if name.startswith(_PASSED_ON) and not _KEPT.search(name) and without_credentials(value) == value
     }

@@ -20,8 +20,9 @@ from typing import Any
 from bertkit.code_hash import code_sha256
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import json_sha256, private_opener, read_json, sha256_of, without_credentials, write_json, write_text
+from bertkit.run.checkpoint_removal import drop_checkpoints
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
-from bertkit.run.metrics import METRICS_FILE, last_metrics
+from bertkit.run.metrics import METRICS_FILE, TRACKERS_FILE, last_metrics
 from bertkit.run.seal import OWN_HASH, SEAL, RunSeal, write_self_hashed
 from bertkit.visible import shell_word, visible_lines
 
@@ -39,7 +40,7 @@ INNER_RUNS = "runs"
 _RESUMED = ("pretrain", "finetune", "distill", "study")
 """The commands that have --resume."""
 _LOG = "log.txt"
-_BEFORE_THE_FIRST_STEP = (LOCK_FILE, RECIPE, RECORD, ENVIRONMENT, _LOG, SEAL, SUITE_FILE)
+_BEFORE_THE_FIRST_STEP = (LOCK_FILE, RECIPE, RECORD, ENVIRONMENT, _LOG, SEAL, SUITE_FILE, TRACKERS_FILE)
 """The files that a run or a suite has written before it computes anything."""
 
 log = logging.getLogger(__name__)
@@ -291,9 +292,7 @@ class RunDirectory:
                 raise
             else:
                 if self._drops_checkpoints:
-                    from bertkit.run.checkpoint import remove_checkpoints  # with torch
-
-                    remove_checkpoints(self.checkpoints)
+                    drop_checkpoints(self.checkpoints)
             finally:
                 handler.detach()
                 self._seal.close()

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +21,12 @@ from bertkit.files import finite, naming
 from bertkit.json_input import parse_json
 
 METRICS_FILE = "metrics.jsonl"
+TRACKERS_FILE = "trackers.json"
+"""The ids of a run at experiment trackers, see trackers.py."""
 MACHINE_FIGURES = frozenset({"tokens_per_s", "target_tokens_per_s", "mfu", "input_stall", "peak_memory_mb"})
 """Figures of speed and memory, which differ between repeats; all others are the same for the same run."""
+LogNumbers = Callable[[int, Mapping[str, Any]], None]
+"""Called with a step and its values, by name."""
 _TAIL_BYTES = 1 << 16
 
 log = logging.getLogger(__name__)
@@ -36,14 +40,18 @@ class MetricsLog:
     Args:
         path: the metrics.jsonl; made if missing.
         tensorboard: directory of the event files; None: no events are written.
+        trackers: called with the values of each line.
         start_step: the step resumed from; lines of later steps are dropped. 0 for a new run: all lines are dropped.
     """
 
-    def __init__(self, path: Path, tensorboard: Path | None = None, *, start_step: int = 0) -> None:
+    def __init__(
+        self, path: Path, tensorboard: Path | None = None, trackers: Sequence[LogNumbers] = (), *, start_step: int = 0
+    ) -> None:
         _drop_after(path, start_step)
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._events = None if tensorboard is None else _open_events(tensorboard, start_step)
+        self._trackers = trackers
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Append `{"step": step, **values}`; numbers are also written to TensorBoard. NaN and infinity become null.
@@ -60,6 +68,8 @@ class MetricsLog:
             for name, value in values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     self._events.add_scalar(name, value, step)
+        for tracker in self._trackers:
+            tracker(step, values)
 
     def sync(self) -> None:
         """Force the lines to disk; called before a checkpoint, so that no figure of an earlier step is lost."""

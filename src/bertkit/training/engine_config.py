@@ -44,6 +44,11 @@ class EngineConfig(ExecutorSettings):
         description="Number of processes that prepare batches; 0: a thread of the training process, the fastest on a"
         " CPU.",
     )
+    report_to: list[Literal["wandb", "mlflow"]] = Field(
+        default_factory=list,
+        description="Experiment trackers that the run is also reported to: wandb (Weights & Biases), mlflow; each needs"
+        " the extra of its name.",
+    )
     log_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Updates between two lines of metrics.jsonl; auto: 20 on text, 10 on a task."
     )
@@ -117,7 +122,7 @@ class EngineConfig(ExecutorSettings):
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset(
-        {"models_at_words", "expected_files", "kernels", "activation_checkpointing", "compile"}
+        {"models_at_words", "expected_files", "kernels", "activation_checkpointing", "compile", "report_to"}
     )
 
     @model_validator(mode="after")

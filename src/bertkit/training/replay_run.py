@@ -182,6 +182,8 @@ def rerun(
         raise UsageError(f"{directory}: is not empty; name a new directory for the repeated run")
     comparison = MetricsComparison(_lines(run, steps), tolerance)
     options = ["--fresh", "--json", "-q", "--run-dir", str(directory), *(["--offline"] if offline else [])]
+    if "report_to" in run.recipe_yaml:
+        options += ["--set", "engine.report_to=[]"]
     if (run.path / TIMES_FILE).is_file():
         # Quoted, because the value is YAML: a path may contain `: ` or ` #`.
         options += ["--set", f"engine.follow_times={json.dumps(str(run.path.resolve()), ensure_ascii=False)}"]

@@ -310,7 +310,7 @@ _SPEED_ALONE = frozenset(
         "save_every_steps",
     }
     | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb", "ranks", "rank_timeout_seconds", "shard"}
-    | {"executor", "jobs"}
+    | {"executor", "jobs", "report_to"}
 )
 """Engine settings that affect neither the results nor the remaining files."""
 

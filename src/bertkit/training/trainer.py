@@ -33,6 +33,7 @@ from bertkit.run.checkpoint import (
 )
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
+from bertkit.run.trackers import reported
 from bertkit.training.average import WeightAverage
 from bertkit.training.chosen_placement import placement_of
 from bertkit.training.clock import RunClock
@@ -126,12 +127,13 @@ class Trainer(TrainerHooks[Batch]):
         self._compare_ranks()
         self.log_start()
         with (
+            reported(self.run, self.recipe.engine.report_to) as trackers,
             use_kernels(self.recipe.engine, self.engine),
             self.timed(),
             self.session(),
             closing(PreparedUpdates(self.batches)) as self._updates,
             StopRequest(max_minutes) as self._stop_request,
-            MetricsLog(self.run.metrics, self.run.tensorboard, start_step=self.step) as self._metrics,
+            MetricsLog(self.run.metrics, self.run.tensorboard, trackers, start_step=self.step) as self._metrics,
             progress(self.recipe.name, total=self.steps, unit="steps", start=self.step) as meter,
         ):
             self.before_updates()
