@@ -15,10 +15,10 @@ Shapes: T tokens, S sequences, I training examples, B sequences of a batch, D wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,14 +30,13 @@ from torch import Tensor, nn
 from bertkit.arrays import Int64Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
+from bertkit.metrics.base import Scores
 from bertkit.metrics.modules import AdditionalMetric, local_metric
-from bertkit.metrics.statistics import ConstantBaseline
+from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.encoding import SequenceEncoder
-
-Scores = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -187,23 +186,22 @@ class Features:
 
 
 class FeatureWriter:
-    """Collects sequences and training examples into `Features`."""
+    """Collects sequences and training examples into `Features`; a token takes five bytes."""
 
     def __init__(self) -> None:
-        self._ids: list[list[int]] = []
-        self._types: list[list[int]] = []
-        self._example_starts = [0]
-        self._examples: list[int] = []
+        self._ids, self._types = array("i"), array("b")
+        self._starts, self._example_starts, self._examples = array("q", [0]), array("q", [0]), array("q")
         self.extra: list[Any] = []
 
     def add(self, ids: list[int], types: list[int]) -> None:
         """Add a sequence to the training example that the next `close` ends."""
-        self._ids.append(ids)
-        self._types.append(types)
+        self._ids.extend(ids)
+        self._types.extend(types)
+        self._starts.append(len(self._ids))
 
     def close(self, example: int) -> None:
         """End a training example that comes from this example of the data."""
-        self._example_starts.append(len(self._ids))
+        self._example_starts.append(len(self._starts) - 1)
         self._examples.append(example)
 
     def finish(
@@ -215,15 +213,13 @@ class FeatureWriter:
         labelled: bool,
     ) -> Features:
         """All of it as `Features`; the account's sequences and tokens are counted here."""
-        starts = np.cumsum([0, *(len(ids) for ids in self._ids)], dtype=np.int64)
-        total = int(starts[-1])
         return Features(
-            ids_T=np.fromiter(chain.from_iterable(self._ids), dtype=np.int32, count=total),
-            token_types_T=np.fromiter(chain.from_iterable(self._types), dtype=np.int8, count=total),
-            starts_S1=starts,
-            example_starts_I1=np.asarray(self._example_starts, dtype=np.int64),
-            origin_I=np.asarray(self._examples, dtype=np.int64),
-            account=replace(account, sequences=len(self._ids), tokens=total),
+            ids_T=np.array(self._ids, dtype=np.int32),
+            token_types_T=np.array(self._types, dtype=np.int8),
+            starts_S1=np.array(self._starts, dtype=np.int64),
+            example_starts_I1=np.array(self._example_starts, dtype=np.int64),
+            origin_I=np.array(self._examples, dtype=np.int64),
+            account=replace(account, sequences=len(self._starts) - 1, tokens=len(self._ids)),
             labelled=labelled,
             example_labels=example_labels or {},
             token_labels=token_labels or {},
@@ -276,6 +272,8 @@ class Task(ABC):
     """The keys of config.json under which the results of `tune` are stored with the model."""
     gold_scores: ClassVar[Mapping[str, Any] | None] = None
     """The `scores` of a prediction that is final, such as a gold one."""
+    constant_is_baseline: ClassVar[bool] = False
+    """Whether a model can be compared with always predicting the most common label."""
 
     def __init__(self, labels: Labels, metrics: Sequence[str]) -> None:
         for name in metrics:
@@ -460,7 +458,10 @@ class Task(ABC):
         self, metric: str, predictions: Sequence[Prediction], examples: Sequence[Any]
     ) -> ConstantBaseline | None:
         """The score of always predicting the most common label; None if that is no baseline."""
-        return None
+        if not self.constant_is_baseline:
+            return None
+        guesses, gold = self.comparable(predictions, examples)
+        return most_common_baseline(guesses, gold, metric, lambda one, other: self.own_scores(one, other)[metric])
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[Any]) -> dict[str, Any]:
         """Values that are tuned on labelled predictions and stored with the model; none for most tasks."""

@@ -10,6 +10,7 @@ Shapes: T packed tokens, B sequences, I examples, C endings, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -44,26 +44,26 @@ class Choice(Task):
 
     head: ClassVar[str] = "multiple_choice"
     metric_of: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
+    constant_is_baseline: ClassVar[bool] = True
 
     def __init__(self, metrics: Sequence[str], settings: ChoiceSettings) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.settings = settings
 
     def encode(self, examples: Sequence[ChoiceExample], encoder: SequenceEncoder) -> Features:
-        contexts = encoder.ids([example.context for example in examples])
-        endings = encoder.ids([completed(example.question, end) for example in examples for end in example.endings])
+        contexts = encoder.ids_in_turn(example.context for example in examples)
+        endings = encoder.ids_in_turn(completed(each.question, end) for each in examples for end in each.endings)
         writer = FeatureWriter()
         room = encoder.room(2)
         longest = min(self.settings.max_question_tokens, room - 1)
-        place = cut = dropped = 0
+        cut = dropped = 0
         for number, example in enumerate(examples):
-            lost = 0
-            for ending in endings[place : place + len(example.endings)]:
+            context, lost = next(contexts), 0
+            for ending in islice(endings, len(example.endings)):
                 second = ending[:longest]
-                first = contexts[number][: room - len(second)]
+                first = context[: room - len(second)]
                 writer.add(*encoder.sequence(first, second, example=example.id))
-                lost += len(ending) - len(second) + len(contexts[number]) - len(first)
-            place += len(example.endings)
+                lost += len(ending) - len(second) + len(context) - len(first)
             writer.close(number)
             cut += lost > 0
             dropped += lost
@@ -108,12 +108,6 @@ class Choice(Task):
             return [chr(ord("A") + number) if lettered else str(number) for number in numbers]
 
         return names(guesses), names(gold)
-
-    def constant_baseline(
-        self, metric: str, predictions: Sequence[Prediction], examples: Sequence[ChoiceExample]
-    ) -> ConstantBaseline | None:
-        guesses, gold = self.comparable(predictions, examples)
-        return most_common_baseline(guesses, gold, metric, lambda one, other: self.own_scores(one, other)[metric])
 
 
 def completed(question: str, ending: str) -> str:

@@ -27,7 +27,6 @@ from torch.nn import functional
 from bertkit.arrays import Float32Array, Float64Array, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics.calibration import at_temperature, best_threshold, fit_temperature
-from bertkit.metrics.statistics import ConstantBaseline, most_common_baseline
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
@@ -123,13 +122,12 @@ class TextTask(Task):
         self.class_weight_K = None if class_weight_K is None else torch.from_numpy(class_weight_K)
 
     def encode(self, examples: Sequence[TextExample], encoder: SequenceEncoder) -> Features:
-        first = encoder.ids([example.text for example in examples])
-        second = encoder.ids([example.text_pair or "" for example in examples])
+        first = encoder.ids_in_turn(example.text for example in examples)
+        second = encoder.ids_in_turn(example.text_pair for example in examples if example.text_pair is not None)
         writer = FeatureWriter()
         cut = dropped = 0
         for number, example in enumerate(examples):
-            has_pair = example.text_pair is not None
-            parts = (first[number], second[number]) if has_pair else (first[number],)
+            parts = (next(first),) if example.text_pair is None else (next(first), next(second))
             fitting, lost = self._fitting(parts, encoder)
             for kept in fitting:
                 writer.add(*encoder.sequence(*kept, example=example.id))
@@ -209,6 +207,7 @@ class Classification(TextTask):
         name: name for name in ("accuracy", "f1", "macro_f1", "micro_f1", "matthews_correlation")
     }
     tuned_keys: ClassVar[tuple[str, ...]] = (TEMPERATURE,)
+    constant_is_baseline: ClassVar[bool] = True
 
     def label_array(self, examples: Sequence[TextExample]) -> Int64Array:
         return label_ids([(example.id, str(example.label)) for example in examples], self.labels.names)
@@ -272,12 +271,6 @@ class Classification(TextTask):
         rows = [[each.scores[name] for name in self.labels.names] for each, _ in known]
         labels = label_ids([(example.id, str(example.label)) for _, example in known], self.labels.names)
         return np.array(rows, dtype=np.float64).reshape(-1, self.labels.count), labels
-
-    def constant_baseline(
-        self, metric: str, predictions: Sequence[Prediction], examples: Sequence[TextExample]
-    ) -> ConstantBaseline | None:
-        guesses, gold = self.comparable(predictions, examples)
-        return most_common_baseline(guesses, gold, metric, lambda one, other: self.own_scores(one, other)[metric])
 
 
 class VectorClassification(Classification):

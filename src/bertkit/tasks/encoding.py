@@ -10,9 +10,10 @@ A special token written out in a text is treated as text: data cannot forge a se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import tokenizers
@@ -22,6 +23,7 @@ from bertkit.tasks.examples import MaskedText, parts_between_masks
 from bertkit.text.tokenizer import Tokenizer
 
 Ids = list[int]
+_BLOCK_TEXTS = 4096
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,12 @@ class SequenceEncoder:
             found.append(every[start : start + length])
             start += length
         return found
+
+    def ids_in_turn(self, texts: Iterable[str]) -> Iterator[Ids]:
+        """`ids` of one text after the other; those of a few thousand are in memory at a time."""
+        remaining = iter(texts)
+        while block := list(islice(remaining, _BLOCK_TEXTS)):
+            yield from self.ids(block)
 
     def _with_masks(self, texts: Sequence[tuple[str, ...]]) -> list[Ids]:
         own = iter(self.ids([part for parts in texts for part in parts]))

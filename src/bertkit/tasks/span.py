@@ -26,13 +26,14 @@ from torch.nn import functional
 
 from bertkit.arrays import BoolArray, Int64Array
 from bertkit.errors import DataError, UsageError
+from bertkit.metrics.base import Scores
 from bertkit.metrics.modules import local_metric
 from bertkit.metrics.spans import apply_null_threshold, choose_null_threshold
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
-from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.tasks.examples import QuestionExample
 from bertkit.text.sentences import without_space
@@ -119,7 +120,7 @@ class Span(Task):
                 "the model's tokenizer puts no [CLS] into a sequence, and its state stands for no answer; use another"
                 " model for questions"
             )
-        questions = encoder.ids([example.question for example in examples])
+        questions = encoder.ids_in_turn(example.question for example in examples)
         contexts = list(dict.fromkeys(example.context for example in examples))
         encodings = dict(zip(contexts, encoder.encodings(contexts), strict=True))
         writer = FeatureWriter()
@@ -127,9 +128,10 @@ class Span(Task):
         ends: list[int] = []
         cut = dropped = answers_lost = 0
         for number, example in enumerate(examples):
-            query, context = questions[number][:limit], encodings[example.context]
-            cut += len(questions[number]) > limit
-            dropped += len(questions[number]) - len(query)
+            question, context = next(questions), encodings[example.context]
+            query = question[:limit]
+            cut += len(question) > limit
+            dropped += len(question) - len(query)
             wanted = answer_tokens(example, context.offsets)
             found = False
             for chunk, sequence, types, begin in self._chunks(number, example, query, context, encoder):

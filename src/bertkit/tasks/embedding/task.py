@@ -114,7 +114,7 @@ class Embedding(Task):
         repeats = self.objective.repeats_text and all(len(each.texts) == 1 for each in examples)
         query, document = self._prompts
         texts = [self.reading(text, document if n else query) for each in examples for n, text in enumerate(each.texts)]
-        ids, room = iter(encoder.ids(texts)), encoder.room(1)
+        ids, room = encoder.ids_in_turn(texts), encoder.room(1)
         writer = FeatureWriter()
         cut = dropped = 0
         for number, example in enumerate(examples):
@@ -261,9 +261,6 @@ class Embedding(Task):
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         labels = batch.example_labels
         return self.objective.loss(TextVectors(logits, labels.get(LABEL), labels.get(TEXT_NUMBER)))
-
-    def imitated(self, logits: Tensor, batch: TaskBatch) -> Tensor:
-        raise UsageError("task: an embedding model has no logits to compare with a teacher's; use embedding.teacher")
 
     def predictions(
         self, examples: Sequence[SentenceExample], features: Features, outputs: Sequence[NDArray[Any]]

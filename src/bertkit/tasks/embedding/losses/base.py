@@ -53,10 +53,6 @@ class TextVectors:
     model: HeadedModel | None = None
 
     @property
-    def num_examples(self) -> int:
-        return int(self.vectors_IAE.shape[0])
-
-    @property
     def wanted(self) -> Tensor:
         """The target, for a loss that reads one."""
         assert self.target is not None
