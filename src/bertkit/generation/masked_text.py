@@ -97,9 +97,7 @@ class MaskedPredictor:
             own = [place for place in wanted if place[0] in first_of]
             index = [first_of[row] + position - self.rule.shifted for row, position in own]
             index_M = torch.tensor(index, device=self.predictor.device)
-            packed = self.predictor.batch([rows[row] for row in batch], index_M)
-            packed = self.model.encoder.with_global_tokens(packed, self.model.head_names)
-            hidden_MD = self.model.encoder.forward_tokens(packed, index_M)
+            hidden_MD = self.predictor.states([rows[row] for row in batch], index_M)
             logits_MV = self.model.token_logits(self.rule.head, hidden_MD).float()
             check_finite(logits_MV.logsumexp(dim=-1))
             found |= {place: len(found) + number for number, place in enumerate(own)}

@@ -208,6 +208,12 @@ Initializer = Annotated[
 ]
 
 
+def require_whole_heads(width: int, heads: int, field: str = "num_attention_heads") -> None:
+    """Raise ValueError if the width cannot be cut into heads, whose number is in this field."""
+    if width % heads:
+        raise ValueError(f"hidden_size ({width}) must be a multiple of {field} ({heads})")
+
+
 class TransformerConfig(EncoderConfig):
     """Settings of nearly every family; defaults are BERT base's."""
 
@@ -238,11 +244,7 @@ class TransformerConfig(EncoderConfig):
         nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
 
     def model_post_init(self, _context: Any) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be a multiple of"
-                f" num_attention_heads ({self.num_attention_heads})"
-            )
+        require_whole_heads(self.hidden_size, self.num_attention_heads)
 
 
 class BertLikeConfig(TransformerConfig):

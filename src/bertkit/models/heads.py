@@ -118,10 +118,35 @@ class MaskedLMHead(VocabularyHead):
 
 
 class TiedVocabularyHead(VocabularyHead):
-    """The transposed word embedding alone."""
+    """The transposed word embedding, with a bias for each of `biases` words; 0: no bias."""
+
+    def __init__(self, biases: int = 0) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(biases)) if biases else None
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        return VocabularyProjection(hidden_MD, word_embedding_VE, None)
+        return VocabularyProjection(hidden_MD, word_embedding_VE, self.bias)
+
+
+class TransformedVocabularyHead(TiedVocabularyHead):
+    """A family's transform of the states, then the transposed word embedding and a bias, as in `TiedVocabularyHead`.
+
+    Args:
+        transform: (M, D) to (M, E); its last norm is `norm`.
+        biases: see `TiedVocabularyHead`.
+    """
+
+    def __init__(self, transform: nn.Module, biases: int) -> None:
+        super().__init__(biases)
+        self.transform = transform
+
+    @property
+    def norm_weight(self) -> nn.Parameter | None:
+        weight: nn.Parameter | None = getattr(self.transform.get_submodule("norm"), "weight", None)
+        return weight
+
+    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
+        return super().project(self.transform(hidden_MD), word_embedding_VE)
 
 
 class UntiedVocabularyHead(VocabularyHead):
@@ -196,6 +221,21 @@ class Classifier(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D) to (M, K) or (B, K)."""
         logits: Tensor = self.output(self.dropout(states))
+        return logits
+
+
+class TransformedClassifier(nn.Module):
+    """A family's transform of the states, dropout and a linear map."""
+
+    def __init__(self, transform: nn.Module, width: int, outputs: int, *, dropout_rate: float = 0.0) -> None:
+        super().__init__()
+        self.transform = transform
+        self.dropout = Dropout(dropout_rate)
+        self.output = Linear(width, outputs)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(M, D) or (B, D) to (M, K) or (B, K)."""
+        logits: Tensor = self.output(self.dropout(self.transform(states)))
         return logits
 
 

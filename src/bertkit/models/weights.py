@@ -174,36 +174,18 @@ class WeightReport:
         return sorted([*self.missing, *self.reinitialised])
 
 
-def load_weights(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    form: HubForm | Names,
-    *,
-    source: str,
-    may_differ: Collection[str] = (),
-) -> WeightReport:
+def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], form: HubForm, report: WeightReport) -> None:
     """Copy tensors under Hub names into the module.
 
     Args:
-        module: receives the tensors; parameters missing from the file are not changed and are reported as missing.
+        module: receives the tensors; parameters that are not loaded by the report are not changed.
         tensors: tensors by Hub name.
-        form: form of the module in a file, or just a table of names if no tensor has another form.
-        source: the file, for messages.
-        may_differ: parameters of the module (names here) that are not changed if the file's shape differs.
-
-    Raises:
-        DataError: tensors differ in shape from their parameters (all are listed), or a copy of a tied tensor differs
-            from it.
+        form: form of the module in a file.
+        report: from `compare_weights`.
     """
-    if not isinstance(form, HubForm):
-        form = HubForm(form)
-    state = module.state_dict()
-    report = compare_weights(module, tensors, form, source=source, may_differ=may_differ)
-    tensors = _with_originals(tensors, form)
-    fitting = {name: tensors[name] for name in report.loaded}
-    for name, tensor in form.from_hub(fitting, state).items():
+    state, tensors = module.state_dict(), _with_originals(tensors, form)
+    for name, tensor in form.from_hub({name: tensors[name] for name in report.loaded}, state).items():
         state[name].copy_(tensor)
-    return report
 
 
 def _with_originals(tensors: Mapping[str, Tensor], form: HubForm) -> Mapping[str, Tensor]:
@@ -217,10 +199,16 @@ def _with_originals(tensors: Mapping[str, Tensor], form: HubForm) -> Mapping[str
 def compare_weights(
     module: nn.Module, tensors: Mapping[str, Tensor], form: HubForm, *, source: str, may_differ: Collection[str] = ()
 ) -> WeightReport:
-    """Report what `load_weights` would do with these arguments; the module may be on the meta device and is unchanged.
+    """What `load_weights` does with these tensors. Nothing is changed, and the module may be on the meta device.
+
+    Args:
+        module, tensors, form: as for `load_weights`.
+        source: the file, for messages.
+        may_differ: parameters of the module (names here) that are not loaded if the file's shape differs.
 
     Raises:
-        DataError: see `load_weights`.
+        DataError: tensors differ in shape from their parameters (all are listed), or a copy of a tied tensor differs
+            from it.
     """
     state = module.state_dict()
     hub_names = form.hub_names(state)

@@ -19,7 +19,6 @@ from torch import nn
 
 from bertkit.errors import UsageError
 from bertkit.models.attention.varlen import detect_kernels
-from bertkit.models.families.rotary_encoder import PostNormRotaryLayer, PreNormRotaryLayer
 from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import PostNormLayer, PreNormLayer
 from bertkit.models.operators.eager import disable_compile
@@ -28,7 +27,7 @@ from bertkit.models.recorder import Scope
 
 log = logging.getLogger(__name__)
 
-COMPILED = (PostNormLayer, PreNormLayer, PostNormRotaryLayer, PreNormRotaryLayer)
+COMPILED = (PostNormLayer, PreNormLayer)
 """The layers whose graph gives the same numbers as the plain code (tested)."""
 
 

@@ -12,7 +12,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.families.bert import BertConfig, MegatronBertConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
-from bertkit.models.weights import load_weights, to_hub_names
+from bertkit.models.weights import compare_weights, load_weights, to_hub_names
 from bertkit.training.cost import count_parameters
 
 HEADS = ("masked_lm", "next_sentence")
@@ -60,8 +60,10 @@ def oracle_pair(kind: Any, oracle_name: str, activation: str) -> tuple[HeadedMod
         for parameter in oracle.parameters():
             parameter.normal_(0, 0.2)
     model = HeadedModel(config.build(VOCABULARY), HEADS).eval()
+    tensors, form = dict(oracle.named_parameters()), model.hub_form()
+    report = compare_weights(model, tensors, form, source="oracle")
     with torch.no_grad():
-        report = load_weights(model, dict(oracle.named_parameters()), model.hub_form().names, source="oracle")
+        load_weights(model, tensors, form, report)
     assert not report.missing
     assert not report.unexpected
     return model, oracle

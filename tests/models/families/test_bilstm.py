@@ -15,6 +15,7 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.bilstm_student import BilstmStudent, new_bilstm, own_tokenizer
 from bertkit.errors import DataError, UsageError
+from bertkit.finetuning.methods.lora import Lora
 from bertkit.models.families.bilstm import Bilstm, BilstmConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.files.hub import load_model, save_model
@@ -340,3 +341,8 @@ def test_a_students_vocabulary_keeps_capitals_where_it_is_told_to(
     student = BilstmStudent(family="bilstm", vocabulary=vocabulary, vocab_size=200, lowercase=lowercase)
     tokenizer = own_tokenizer(["The sea", "the sea", "The old sea"] * 30, student)
     assert tokenizer.backend.encode("The sea").tokens == tokens
+
+
+def test_a_model_without_linear_maps_has_none_to_adapt() -> None:
+    with pytest.raises(UsageError, match=r"method\.targets: .* query or value; it has none, so use another method"):
+        Lora().prepare(bilstm(), seed=0)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import DataError, UsageError
 from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource
+from bertkit.models.encoder import require_whole_heads
 from bertkit.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig, PreNormDecoderLayer
 from bertkit.models.families.bert import POST_NORM_NAMES, BertConfig
 from bertkit.models.families.gpt import CausalSelfAttention
@@ -143,9 +144,8 @@ class BertGpt2Config(EncoderDecoderConfig):
         return self.model_copy(update={name: getattr(found, own) for name, own in _OF_GPT2.items()})
 
     def model_post_init(self, _context: Any) -> None:
-        for heads in {self.num_attention_heads, self.decoder_attention_heads or self.num_attention_heads}:
-            if self.hidden_size % heads:
-                raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of the heads ({heads})")
+        require_whole_heads(self.hidden_size, self.num_attention_heads)
+        require_whole_heads(self.hidden_size, self.decoder_attention_heads or 1, "decoder_attention_heads")
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> BertGpt2:
         return BertGpt2(self, vocab_size, pad_id=pad_id)

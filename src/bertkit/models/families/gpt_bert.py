@@ -30,12 +30,11 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.disentangled import Distances, SharedPositions
 from bertkit.models.attention.self_attention import Mix
-from bertkit.models.encoder import EncoderConfig
-from bertkit.models.heads import HeadPlan, HeadShape
+from bertkit.models.encoder import EncoderConfig, require_whole_heads
+from bertkit.models.heads import HeadPlan, TransformedClassifier, TransformedVocabularyHead
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.gelu import gelu, gelu_by_tanh
 from bertkit.models.operators.matmul import Linear
-from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.operators.weighted_sum import weighted_sum
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
@@ -77,11 +76,7 @@ class GptBertConfig(EncoderConfig):
     default_pad_id: ClassVar[int] = 3
 
     def model_post_init(self, _context: Any) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads"
-                f" ({self.num_attention_heads})"
-            )
+        require_whole_heads(self.hidden_size, self.num_attention_heads)
 
     @property
     def max_tokens(self) -> int:
@@ -122,14 +117,14 @@ class GptBertConfig(EncoderConfig):
         def classifier(architecture: str, hub: str, outputs: int | None = None) -> HeadPlan:
             return HeadPlan(
                 architecture,
-                lambda shape: GptBertClassifier(self, shape.outputs(outputs)),
+                lambda shape: TransformedClassifier(GptBertTransform(self), self.hidden_size, shape.outputs(outputs)),
                 {"transform.dense": f"{hub}.nonlinearity.1", "output": f"{hub}.nonlinearity.5"},
             )
 
         return {
             "masked_lm": HeadPlan(
                 "GPTBERTForMaskedLM",
-                lambda shape: GptBertMaskedLM(self, shape),
+                lambda shape: TransformedVocabularyHead(GptBertTransform(self), shape.vocab_size),
                 {"transform.dense": "lm_head.nonlinearity.1", "": "lm_head.nonlinearity.5"},
                 decoder="lm_head.nonlinearity.5",
             ),
@@ -160,7 +155,8 @@ def plain_norm(width: int, eps: float) -> nn.LayerNorm:
 
 
 class GptBertTransform(nn.Module):
-    """The first part of all heads: norm, dense, GELU, norm, dropout."""
+    """The first part of all heads: norm, dense, GELU, norm, dropout; classifiers as in the released code's evaluation
+    on GLUE."""
 
     def __init__(self, config: GptBertConfig) -> None:
         super().__init__()
@@ -174,32 +170,6 @@ class GptBertTransform(nn.Module):
         dense = gelu(self.dense(self.input_norm(states)))
         transformed: Tensor = self.dropout(self.norm(dense))
         return transformed
-
-
-class GptBertMaskedLM(VocabularyHead):
-    """The transform, then the transposed word embedding and a bias."""
-
-    def __init__(self, config: GptBertConfig, shape: HeadShape) -> None:
-        super().__init__()
-        self.transform = GptBertTransform(config)
-        self.bias = nn.Parameter(torch.zeros(shape.vocab_size))
-
-    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        return VocabularyProjection(self.transform(hidden_MD), word_embedding_VE, self.bias)
-
-
-class GptBertClassifier(nn.Module):
-    """The transform and a linear map, as in the released code's evaluation on GLUE."""
-
-    def __init__(self, config: GptBertConfig, outputs: int) -> None:
-        super().__init__()
-        self.transform = GptBertTransform(config)
-        self.output = Linear(config.hidden_size, outputs)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """(M, D) or (B, D) to (M, K) or (B, K)."""
-        logits: Tensor = self.output(self.transform(states))
-        return logits
 
 
 class GptBertEmbeddings(nn.Module):

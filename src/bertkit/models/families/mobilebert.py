@@ -26,7 +26,7 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
-from bertkit.models.families.bert import EMBEDDING_NAMES, BertStack, Embeddings, bert_heads, segment_types
+from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, segment_types
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
@@ -293,16 +293,10 @@ class MobileBert(BertStack):
 
     embeddings: MobileBertEmbeddings
     hub_names: ClassVar[Names] = {
-        **EMBEDDING_NAMES,
+        **POST_NORM_NAMES,
         "embeddings.projection": "embeddings.embedding_transformation",
-        "embeddings.norm": "embeddings.LayerNorm",
         "layers.{n}.attention.bottleneck.dense": _LAYER + "bottleneck.attention.dense",
         "layers.{n}.attention.bottleneck.norm": _LAYER + "bottleneck.attention.LayerNorm",
-        "layers.{n}.attention.query": _LAYER + "attention.self.query",
-        "layers.{n}.attention.key": _LAYER + "attention.self.key",
-        "layers.{n}.attention.value": _LAYER + "attention.self.value",
-        "layers.{n}.attention.output": _LAYER + "attention.output.dense",
-        "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
         "layers.{n}.blocks.{m}.feed_forward.inner": _LAYER + "ffn.{m}.intermediate.dense",
         "layers.{n}.blocks.{m}.feed_forward.outer": _LAYER + "ffn.{m}.output.dense",
         "layers.{n}.blocks.{m}.norm": _LAYER + "ffn.{m}.output.LayerNorm",

@@ -25,11 +25,10 @@ from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rop
 from bertkit.models.attention.windows import keys_in_window, sliding_window_attention
 from bertkit.models.encoder import EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
-from bertkit.models.heads import HeadPlan, HeadShape
+from bertkit.models.heads import HeadPlan, TransformedClassifier, TransformedVocabularyHead
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNormLayer, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
-from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names, TensorLayout, stacked
@@ -165,7 +164,12 @@ class ModernBertConfig(TransformerConfig):
         def classifier(architecture: str, outputs: int | None = None) -> HeadPlan:
             return HeadPlan(
                 architecture,
-                lambda shape: ModernBertClassifier(self, shape.outputs(outputs)),
+                lambda shape: TransformedClassifier(
+                    ModernBertTransform(self),
+                    self.hidden_size,
+                    shape.outputs(outputs),
+                    dropout_rate=self.classifier_dropout,
+                ),
                 {**dense, "output": "classifier"},
                 summary="first" if self.classifier_pooling == "cls" else "mean",
             )
@@ -173,7 +177,9 @@ class ModernBertConfig(TransformerConfig):
         return {
             "masked_lm": HeadPlan(
                 "ModernBertForMaskedLM",
-                lambda shape: ModernBertMaskedLM(self, shape),
+                lambda shape: TransformedVocabularyHead(
+                    ModernBertTransform(self), shape.vocab_size if self.decoder_bias else 0
+                ),
                 {**dense, "": "decoder"},
                 decoder="decoder",
             ),
@@ -225,37 +231,6 @@ class ModernBertTransform(nn.Module):
         """(M, D) or (B, D), to the same shape."""
         normed: Tensor = self.norm(self.activation(self.dense(states)))
         return normed
-
-
-class ModernBertMaskedLM(VocabularyHead):
-    """The transform, then the transposed word embedding."""
-
-    def __init__(self, config: ModernBertConfig, shape: HeadShape) -> None:
-        super().__init__()
-        self.transform = ModernBertTransform(config)
-        self.bias = nn.Parameter(torch.zeros(shape.vocab_size)) if config.decoder_bias else None
-
-    @property
-    def norm_weight(self) -> nn.Parameter:
-        return self.transform.norm.weight
-
-    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        return VocabularyProjection(self.transform(hidden_MD), word_embedding_VE, self.bias)
-
-
-class ModernBertClassifier(nn.Module):
-    """The transform, dropout and a linear map."""
-
-    def __init__(self, config: ModernBertConfig, outputs: int) -> None:
-        super().__init__()
-        self.transform = ModernBertTransform(config)
-        self.dropout = Dropout(config.classifier_dropout)
-        self.output = Linear(config.hidden_size, outputs)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """(M, D) or (B, D) to (M, K) or (B, K)."""
-        logits: Tensor = self.output(self.dropout(self.transform(states)))
-        return logits
 
 
 class ModernBertAttention(RotaryAttention):

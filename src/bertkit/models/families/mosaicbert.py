@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
 from bertkit.models.attention.self_attention import Bias, SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
-from bertkit.models.families.bert import bert_heads, segment_types
+from bertkit.models.families.bert import POST_NORM_NAMES, bert_heads, segment_types
 from bertkit.models.heads import HeadPlan, masked_lm_plan
 from bertkit.models.layers import PostNorm, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
@@ -145,14 +145,7 @@ class MosaicBert(LayeredEncoder):
     """MosaicBERT's encoder."""
 
     hub_names: ClassVar[Names] = {
-        "embeddings.word": "embeddings.word_embeddings",
-        "embeddings.token_type": "embeddings.token_type_embeddings",
-        "embeddings.norm": "embeddings.LayerNorm",
-        "layers.{n}.attention.query": _LAYER + "attention.self.query",
-        "layers.{n}.attention.key": _LAYER + "attention.self.key",
-        "layers.{n}.attention.value": _LAYER + "attention.self.value",
-        "layers.{n}.attention.output": _LAYER + "attention.output.dense",
-        "layers.{n}.attention_norm": _LAYER + "attention.output.LayerNorm",
+        **POST_NORM_NAMES,
         "layers.{n}.feed_forward.inner": _LAYER + "mlp.gated_layers",
         "layers.{n}.feed_forward.outer": _LAYER + "mlp.wo",
         "layers.{n}.feed_forward_norm": _LAYER + "mlp.layernorm",

@@ -22,9 +22,9 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.distance_bias import BucketBias
 from bertkit.models.attention.self_attention import Bias
 from bertkit.models.encoder import Encoder, TransformerConfig
-from bertkit.models.families.bert import EMBEDDING_NAMES, NormedWordEmbeddings, bert_layers
-from bertkit.models.families.roberta import positions_behind_padding
-from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
+from bertkit.models.families.bert import POST_NORM_NAMES, NormedWordEmbeddings, bert_layers
+from bertkit.models.families.roberta import positions_behind_padding, roberta_heads
+from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import PostNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder, Scope
@@ -65,22 +65,8 @@ class MPNetConfig(TransformerConfig):
         return MPNet(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.hidden_dropout_prob
-        return {
-            "masked_lm": masked_lm_plan(
-                "MPNetForMaskedLM",
-                {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
-                activation="gelu",
-                norm_eps=self.layer_norm_eps,
-                decoder="lm_head.decoder",
-            ),
-            "sequence_classification": dense_classifier_plan(
-                "MPNetForSequenceClassification", activation="tanh", dropout_rate=dropout, input_dropout_rate=dropout
-            ),
-            "token_classification": classifier_plan("MPNetForTokenClassification", dropout_rate=dropout),
-            "span": classifier_plan("MPNetForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
-            "multiple_choice": classifier_plan("MPNetForMultipleChoice", dropout_rate=dropout, outputs=1, pooled=True),
-        }
+        rate = self.hidden_dropout_prob
+        return roberta_heads("MPNet", norm_eps=self.layer_norm_eps, dropout_rate=rate, choice_dropout_rate=rate)
 
 
 class MPNetEmbeddings(NormedWordEmbeddings):
@@ -104,18 +90,13 @@ class MPNet(Encoder):
     """MPNet's encoder."""
 
     hub_names: ClassVar[Names] = {
-        "embeddings.word": EMBEDDING_NAMES["embeddings.word"],
-        "embeddings.position": EMBEDDING_NAMES["embeddings.position"],
-        "embeddings.norm": "embeddings.LayerNorm",
+        **POST_NORM_NAMES,
         "distance": "encoder.relative_attention_bias",
         "layers.{n}.attention.query": _LAYER + "attention.attn.q",
         "layers.{n}.attention.key": _LAYER + "attention.attn.k",
         "layers.{n}.attention.value": _LAYER + "attention.attn.v",
         "layers.{n}.attention.output": _LAYER + "attention.attn.o",
         "layers.{n}.attention_norm": _LAYER + "attention.LayerNorm",
-        "layers.{n}.feed_forward.inner": _LAYER + "intermediate.dense",
-        "layers.{n}.feed_forward.outer": _LAYER + "output.dense",
-        "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
     }
 
     def __init__(self, config: MPNetConfig, vocab_size: int) -> None:

@@ -72,29 +72,45 @@ class RobertaLikeConfig(BertLikeConfig):
         return Roberta(self, vocab_size, pad_id=pad_id)
 
     def heads(self) -> dict[str, HeadPlan]:
-        dropout = self.task_dropout
-        return {
-            "masked_lm": masked_lm_plan(
-                f"{self.classes}ForMaskedLM",
-                {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
-                activation="gelu",
-                norm_eps=self.layer_norm_eps,
-                decoder="lm_head.decoder",
-            ),
-            "sequence_classification": dense_classifier_plan(
-                f"{self.classes}ForSequenceClassification",
-                activation="tanh",
-                dropout_rate=dropout,
-                input_dropout_rate=dropout,
-            ),
-            "token_classification": classifier_plan(f"{self.classes}ForTokenClassification", dropout_rate=dropout),
-            "span": classifier_plan(
-                f"{self.classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2
-            ),
-            "multiple_choice": classifier_plan(
-                f"{self.classes}ForMultipleChoice", dropout_rate=self.hidden_dropout_prob, outputs=1, pooled=True
-            ),
-        }
+        return roberta_heads(
+            self.classes,
+            norm_eps=self.layer_norm_eps,
+            dropout_rate=self.task_dropout,
+            choice_dropout_rate=self.hidden_dropout_prob,
+        )
+
+
+def roberta_heads(
+    classes: str, *, norm_eps: float, dropout_rate: float, choice_dropout_rate: float
+) -> dict[str, HeadPlan]:
+    """The heads of RoBERTa and of the families that kept them.
+
+    Args:
+        classes: prefix of the Hub's class names.
+        norm_eps: of the masked-LM head's norm.
+        dropout_rate: before a task's classifier.
+        choice_dropout_rate: before the multiple-choice score.
+    """
+    return {
+        "masked_lm": masked_lm_plan(
+            f"{classes}ForMaskedLM",
+            {"": "lm_head", "dense": "lm_head.dense", "norm": "lm_head.layer_norm"},
+            activation="gelu",
+            norm_eps=norm_eps,
+            decoder="lm_head.decoder",
+        ),
+        "sequence_classification": dense_classifier_plan(
+            f"{classes}ForSequenceClassification",
+            activation="tanh",
+            dropout_rate=dropout_rate,
+            input_dropout_rate=dropout_rate,
+        ),
+        "token_classification": classifier_plan(f"{classes}ForTokenClassification", dropout_rate=dropout_rate),
+        "span": classifier_plan(f"{classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
+        "multiple_choice": classifier_plan(
+            f"{classes}ForMultipleChoice", dropout_rate=choice_dropout_rate, outputs=1, pooled=True
+        ),
+    }
 
 
 class RobertaConfig(RobertaLikeConfig):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from bertkit.models.attention.cross_attention import CrossAttention
 from bertkit.models.attention.fixed_attention import PATTERNS, FixedHeadsAttention
 from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.encoder import require_whole_heads
 from bertkit.models.encoder_decoder import (
     EncoderDecoderConfig,
     PostNormDecoderLayer,
@@ -130,9 +131,8 @@ class PostNormConfig(EncoderDecoderConfig):
         return self.intermediate_size if self.decoder_intermediate_size is None else self.decoder_intermediate_size
 
     def model_post_init(self, _context: Any) -> None:
-        for heads in {self.num_attention_heads, self.decoder_heads}:
-            if self.hidden_size % heads:
-                raise ValueError(f"hidden_size ({self.hidden_size}) must be a multiple of the heads ({heads})")
+        require_whole_heads(self.hidden_size, self.num_attention_heads)
+        require_whole_heads(self.hidden_size, self.decoder_heads, "decoder_attention_heads")
 
 
 class TransformerSeq2SeqConfig(PostNormConfig):

@@ -28,6 +28,7 @@ from bertkit.data.batch import PackedSequences
 from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource
 from bertkit.models.attention.key_value_cache import CachedSequences
 from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.encoder import require_whole_heads
 from bertkit.models.encoder_decoder import (
     EncoderDecoderConfig,
     PreNormDecoderLayer,
@@ -104,10 +105,7 @@ class UniversalTransformerConfig(EncoderDecoderConfig):
                 yield UnreadKey(key, "model.halting is false", "write model.halting: true")
 
     def model_post_init(self, _context: Any) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size ({self.hidden_size}) must be a multiple of the heads ({self.num_attention_heads})"
-            )
+        require_whole_heads(self.hidden_size, self.num_attention_heads)
         if self.hidden_size % 2:
             raise ValueError(f"hidden_size ({self.hidden_size}) must be even: positions are sines and cosines")
 

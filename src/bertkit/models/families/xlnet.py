@@ -35,10 +35,9 @@ from bertkit.models.attention.relative_attention import (
 )
 from bertkit.models.attention.segment_memory import check_memory, layer_name, remembered
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan
+from bertkit.models.heads import HeadPlan, TiedVocabularyHead, classifier_plan, dense_classifier_plan
 from bertkit.models.layers import Activation, DroppedFeedForward
 from bertkit.models.operators.dropout import Dropout
-from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, TensorLayout
@@ -162,24 +161,16 @@ class XlnetConfig(EncoderConfig):
 
         return {
             PERMUTATION: HeadPlan(
-                "XLNetLMHeadModel", lambda shape: BiasedDecoder(shape.vocab_size), {"": "lm_loss"}, decoder="lm_loss"
+                "XLNetLMHeadModel",
+                lambda shape: TiedVocabularyHead(shape.vocab_size),
+                {"": "lm_loss"},
+                decoder="lm_loss",
             ),
             "sequence_classification": summarised("XLNetForSequenceClassification", None),
             "token_classification": classifier_plan("XLNetForTokenClassification", dropout_rate=0.0),
             "span": classifier_plan("XLNetForQuestionAnsweringSimple", dropout_rate=0.0, hub="qa_outputs", outputs=2),
             "multiple_choice": summarised("XLNetForMultipleChoice", 1),
         }
-
-
-class BiasedDecoder(VocabularyHead):
-    """The transposed word embedding and a bias."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
-
-    def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
-        return VocabularyProjection(hidden_MD, word_embedding_VE, self.bias)
 
 
 @dataclass(frozen=True)

@@ -252,7 +252,7 @@ def load_model(
         raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
     model.to_empty(device="cpu")
     with torch.no_grad():
-        load_weights(model, tensors, form, source=str(path), may_differ=may_differ)
+        load_weights(model, tensors, form, report)
     initialised = set(report.newly_initialised)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}

@@ -110,6 +110,11 @@ class ScoringRule(ABC):
         return [log_p_N[skipped:] for log_p_N, skipped in zip(log_p_KN, skipped_K.tolist(), strict=True)]
 
 
+def _between(first: int, ids_RN: Int64Array, last: int) -> Int64Array:
+    """Texts with a token before and one behind, (R, L)."""
+    return np.pad(ids_RN, ((0, 0), (1, 1)), constant_values=((0, 0), (first, last)))
+
+
 class MaskedRule(ScoringRule):
     """A rule with one copy of the text per token."""
 
@@ -131,9 +136,7 @@ class MaskedRule(ScoringRule):
 
     def around(self, ids_RN: Int64Array) -> Int64Array:
         """Texts with the special tokens around, (R, L)."""
-        ids_RL = np.pad(ids_RN, ((0, 0), (1, 1)))
-        ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
-        return ids_RL
+        return _between(self.tokenizer.cls_id, ids_RN, self.tokenizer.sep_id)
 
     def read(self, ids: Sequence[int]) -> list[int]:
         """One text, with the special tokens around."""
@@ -289,8 +292,7 @@ class Energy(ScoringRule):
 
     def copies(self, texts: EncodedTexts, copy_R: Int64Array) -> Copies:
         ids_RN = texts.ids_KN[copy_R]
-        ids_RL = np.pad(ids_RN, ((0, 0), (1, 1)))
-        ids_RL[:, 0], ids_RL[:, -1] = self.tokenizer.cls_id, self.tokenizer.sep_id
+        ids_RL = _between(self.tokenizer.cls_id, ids_RN, self.tokenizer.sep_id)
         return Copies(ids_RL, np.tile(np.arange(1, ids_RN.shape[1] + 1), (copy_R.size, 1)), ids_RN)
 
 
