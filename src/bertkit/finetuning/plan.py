@@ -41,6 +41,7 @@ from bertkit.training.cost import (
     FORWARD_SHARE,
     count_parameters,
     predictions_of,
+    sizes_of,
     spared_flops,
     step_flops,
 )
@@ -50,8 +51,6 @@ from bertkit.training.method import Method
 from bertkit.training.plan import PlannedCost, plan_document
 from bertkit.training.rates import group_rates
 
-_BYTES_OF_A_READ_TOKEN = 200.0
-"""Memory per token of an example, for its text and ids."""
 _MODEL_BYTES = 4
 """Bytes per parameter in the model of a finished run: float32."""
 _VECTOR_COPIES = 6
@@ -106,8 +105,11 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes + part.once_flops
     optimizer = recipe.optimisation.optimizer
-    splits = [split for each in prepared for split in (each.train, *each.others.values())]
-    read_tokens = sum(int(split.features.starts_S1[-1]) for split in splits)
+    read_bytes = sum(
+        each.task.bytes_of_a_token * float(split.features.starts_S1[-1])
+        for each in prepared
+        for split in (each.train, *each.others.values())
+    )
     best = 4.0 * parameters.total if recipe.optimisation.keeps_best else 0.0
     cost = PlannedCost(
         parameters=parameters,
@@ -119,7 +121,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
             "best_weights": best,
             "initial_model": 4.0 * parameters.total,
-            "examples": _BYTES_OF_A_READ_TOKEN * read_tokens,
+            "examples": read_bytes,
         },
         disk_bytes=parameters.total
         * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + _MODEL_BYTES * len(planned))
@@ -286,11 +288,7 @@ class _TaskCost:
         texts = (features.starts_S1.size - 1) / max(1, features.num_examples)
         numbers = texts * model.encoder.vocab_size if isinstance(prepared.task, SparseEmbedding) else 0.0
         lengths = np.diff(features.starts_S1).astype(np.float64)
-        sizes = {
-            "tokens": float(lengths.sum()),
-            "squared_lengths": float((lengths**2).sum()),
-            "sequences": float(lengths.size),
-        }
+        sizes = sizes_of(lengths)
         flops = step_flops(model, **sizes, predictions=predictions_of(head, sizes["tokens"]))
         flops += projection_flops(model, sizes["tokens"])
         if model.reads_one_token(head):

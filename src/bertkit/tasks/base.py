@@ -270,6 +270,8 @@ class Task(ABC):
     """Each score that this kind of task can report, and the metric (of `bertkit.metrics.METRICS`) that computes it."""
     tuned_keys: ClassVar[tuple[str, ...]] = ()
     """The keys of config.json under which the results of `tune` are stored with the model."""
+    bytes_of_a_token: ClassVar[float] = 50.0
+    """Memory of an example per token, for its text and ids, as measured on a million sentences."""
     gold_scores: ClassVar[Mapping[str, Any] | None] = None
     """The `scores` of a prediction that is final, such as a gold one."""
     constant_is_baseline: ClassVar[bool] = False

@@ -98,6 +98,7 @@ class Span(Task):
     """
 
     head: ClassVar[str] = "span"
+    bytes_of_a_token: ClassVar[float] = 150.0
     metric_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("f1", "exact_match", "exact"), "squad")
     tuned_keys: ClassVar[tuple[str, ...]] = (THRESHOLD,)
     gold_scores: ClassVar[Mapping[str, Any] | None] = {THRESHOLD: 0.0}

@@ -65,6 +65,7 @@ class Tagging(Task):
     """One of K tags for every word."""
 
     head: ClassVar[str] = "token_classification"
+    bytes_of_a_token: ClassVar[float] = 250.0
     metric_of: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("f1", "precision", "recall"), "conlleval"),
         **dict.fromkeys(("strict_f1", "strict_precision", "strict_recall"), "strict_iob2"),

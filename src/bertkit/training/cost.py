@@ -12,9 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
+from typing import Any
 
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.cross_attention import CrossAttention
@@ -65,16 +67,21 @@ def count_weights(module: nn.Module, *, without: nn.Module | None = None) -> int
     return sum(own.values()) + sum(part.num_weights for part in parts if isinstance(part, QuantisedModule))
 
 
+def sizes_of(lengths_B: Tensor | NDArray[Any]) -> dict[str, float]:
+    """The sizes on which `step_flops` depends, of sequences of these lengths."""
+    lengths_B = torch.as_tensor(lengths_B).cpu().double()
+    squared = float((lengths_B**2).sum())
+    return {"tokens": float(lengths_B.sum()), "squared_lengths": squared, "sequences": float(len(lengths_B))}
+
+
 def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objectives: Sequence[Objective]) -> float:
     """Floating-point operations of one update over these micro-batches, without last layers that no objective reads."""
     flops = 0.0
     for batch in batches:
         flops += step_flops(
             model,
-            tokens=batch.num_tokens,
-            squared_lengths=float((batch.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
+            **sizes_of(batch.sequences.cu_seqlens_B1.diff()),
             predictions=head_rows(objectives, methodcaller("count", batch)),
-            sequences=batch.num_sequences,
             source_share=1.0 if batch.pairs is None else batch.pairs.source_tokens / batch.num_tokens,
         )
         for owner, own in readers(model, objectives):

@@ -175,12 +175,12 @@ class Embedding(Task):
         if self.has_teacher:
             return
         if reads is not None and any(each.label is None for each in examples):
-            needed, teacher = f"a {reads}", ""
+            needed, other = f"a {reads}", ""
             if reads == "margins":
-                needed, teacher = "margins", ", let a teacher compute them (embedding.teacher=MODEL)"
+                needed, other = "margins", ", let a teacher compute them (embedding.teacher=MODEL)"
             raise UsageError(
                 f"embedding.loss: {name} needs {needed} for each example, but an example has none; name its column"
-                f" with --label{teacher}, or choose another loss, such as multiple_negatives"
+                f" with --label{other}, or choose another loss, such as multiple_negatives"
             )
         self._targets(examples, strict=True)
 
