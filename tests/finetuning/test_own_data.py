@@ -13,7 +13,7 @@ import pytest
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.data import build_task, load_examples
+from bertkit.finetuning.data import _log_notes, build_task, load_examples
 from bertkit.finetuning.inputs import SplitSettings
 from bertkit.finetuning.own_data import read_own_split, with_split_hash
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
@@ -22,6 +22,7 @@ from bertkit.finetuning.warm_start import recipe_of
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
+from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import Columns, TableReadOptions
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
@@ -241,6 +242,16 @@ def test_the_command_line_reads_a_spreadsheets_export(place: Place, bertkit: Ber
     assert len(found) == 43
     assert [each["prediction"] is None for each in found] == [number == 5 for number in range(43)]
     assert "1 of 43 rows cannot be read; their prediction is null" in labelled.stderr
+
+
+def test_notes_on_reading_say_whether_the_places_are_all(caplog: pytest.LogCaptureFixture) -> None:
+    notes, named = {"duplicate ids (renamed)": 11132, "bad rows": 1}, ("0", "1", "2")
+    split = Split([], notes, {"duplicate ids (renamed)": named, "bad rows": ("line 7",)})
+    _log_notes("ner", {"train": split})
+    assert [each.getMessage() for each in caplog.records] == [
+        "ner, train: duplicate ids (renamed): 11,132 (such as 0, 1, 2)",
+        "ner, train: bad rows: 1 (line 7)",
+    ]
 
 
 def test_a_class_that_may_be_a_missing_label_is_asked_about(place: Place, bertkit: Bertkit, tmp_path: Path) -> None:

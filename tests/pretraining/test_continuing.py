@@ -278,6 +278,13 @@ def test_stages_with_their_own_schedule_warm_up_in_proportion() -> None:
     assert first.learning_rate(49) > 5.5e-4 > second.learning_rate(119) > 3e-4 > third.learning_rate(399) > 0
 
 
+def test_a_much_shorter_run_keeps_the_length_of_a_stages_schedule_positive() -> None:
+    stage = {"share": 1, "set": {"optimisation.schedule": {"name": "linear", "peak": 1e-3, "total_steps": 900}}}
+    recipe = load_recipe("bert-tiny", [Override("optimisation.stages", [stage])])
+    (found,) = stages_of(shortened(recipe, 100))
+    assert found.recipe.optimisation.schedule.total_steps == 1
+
+
 def test_sequences_are_no_longer_than_the_initial_model_reads(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     wanted = replace(request(home, "bert"), overrides=[])

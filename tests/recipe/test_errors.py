@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from small_schema import Colour, SmallRecipe
@@ -11,6 +12,7 @@ from bertkit.errors import UsageError
 from bertkit.recipe.errors import validate
 from bertkit.recipe.resolve import Override, with_values
 from bertkit.recipe.tree import read_tree
+from bertkit.settings import Settings
 
 
 def errors_of(text: str) -> list[str]:
@@ -55,6 +57,14 @@ def test_an_error_reads_as_its_remedy(text: str, line: str) -> None:
     assert line in only
 
 
+def test_numbers_are_among_the_choices_that_an_error_names() -> None:
+    class Bits(Settings):
+        bits: Literal[2, 4, "mixed"] = 2
+
+    with pytest.raises(UsageError, match=r"bits: unknown value 5; one of: 2, 4, mixed$"):
+        validate(read_tree("bits: 5", "r.yaml"), Bits)
+
+
 def test_a_mapping_on_the_command_line_without_its_kind_hints_at_dotted_keys() -> None:
     tree = with_values(read_tree("name: x", "r.yaml"), [Override.parse("optimisation.optimizer={betas: [0, 1]}")])
     with pytest.raises(UsageError) as caught:
@@ -63,6 +73,16 @@ def test_a_mapping_on_the_command_line_without_its_kind_hints_at_dotted_keys() -
         ": optimisation.optimizer: needs the key 'name', the name of its kind; this value replaces the whole mapping:"
         " to change one key of it, write --set 'optimisation.optimizer.betas=[0, 1]'"
     )
+
+
+def test_keys_of_the_variant_that_the_command_line_replaces_come_with_what_removes_them() -> None:
+    recipe = read_tree("name: x\noptimisation: {optimizer: {name: adamw, betas: [0, 1]}}", "r.yaml")
+    with pytest.raises(UsageError) as caught:
+        validate(with_values(recipe, [Override.parse("optimisation.optimizer.name=lamb")]), SmallRecipe)
+    remedy = "--set 'optimisation.optimizer={name: lamb}'"
+    assert f"betas: unknown key; one of: name, trust; {remedy} removes all keys of the former name" in str(caught.value)
+    words = "optimisation.optimizer={name: lamb}"
+    assert validate(with_values(recipe, [Override.parse(words)]), SmallRecipe).optimisation.optimizer.name == "lamb"
 
 
 def test_every_error_is_reported_in_one_go() -> None:

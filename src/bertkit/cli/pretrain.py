@@ -80,14 +80,19 @@ def added_tokens(count: int | None) -> list[Override]:
     return [Override("tokenizer.add_tokens", count, "--add-tokens")]
 
 
+def _is_share(name: str) -> bool:
+    """Whether a metric is shown in percent."""
+    return name.startswith("accuracy/") or name in ("bleu", "chrf", "exact")
+
+
 def print_held_out(results: dict[str, Any]) -> None:
     """The metrics on held-out text, and sample texts with the masks filled in."""
     from bertkit.pretraining.held_out import HeldOutSize
 
     held_out = results["held_out"]
-    rows = [(name, f"{value:.4g}") for name, value in held_out.items() if not name.startswith("accuracy/")]
+    rows = [(name, f"{value:.4g}") for name, value in held_out.items() if not _is_share(name)]
     for name, value in held_out.items():
-        if name.startswith("accuracy/") and name != "accuracy/unigram":
+        if _is_share(name) and name != "accuracy/unigram":
             rows.append((name, f"{value:.1%}"))
     if "accuracy/unigram" in held_out:
         baseline = held_out["accuracy/unigram"]
@@ -96,7 +101,7 @@ def print_held_out(results: dict[str, Any]) -> None:
         times = f" ({own} is at {held_out[f'accuracy/{own}'] / baseline:.1f}x)" if baseline and own else ""
         rows.append(("unigram baseline", f"{baseline:.1%}{times}"))
     for name, value in results.get("teacher", {}).get("held_out", {}).items():
-        rows.append((f"the teacher's {name}", f"{value:.1%}" if name.startswith("accuracy/") else f"{value:.4g}"))
+        rows.append((f"the teacher's {name}", f"{value:.1%}" if _is_share(name) else f"{value:.4g}"))
     console.table(["held-out text", ""], rows)
     size = HeldOutSize.of(results.get("held_out_text"))
     if size is not None and not size.suffices:

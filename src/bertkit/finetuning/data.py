@@ -261,7 +261,9 @@ def _log_notes(task: str, splits: Mapping[str, Split]) -> None:
     for name, split in splits.items():
         for what, count in split.notes.items():
             level = logging.INFO if what == NOT_IOB2 else logging.WARNING
-            log.log(level, "%s, %s: %s: %d (%s)", task, name, what, count, ", ".join(split.named.get(what, ())[:3]))
+            named = split.named.get(what, ())[:3]
+            shown = f"{'such as ' if count > len(named) else ''}{', '.join(named)}"
+            log.log(level, "%s, %s: %s: %s (%s)", task, name, what, f"{count:,}", shown)
 
 
 def _spelt(split: Split, names: tuple[str, ...] | None) -> Split:

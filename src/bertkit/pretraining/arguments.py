@@ -290,7 +290,8 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
     def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
         if not _whole(settings.get(key)):
             return settings  # anything else is reported by validation
-        least = min(1, max_steps - 1) if optimisation.schedule.name == "inverse-sqrt" else 0  # needs a warm-up
+        needs_warmup = optimisation.schedule.name == "inverse-sqrt" and max_steps > 1
+        least = 1 if needs_warmup or key.endswith("total_steps") else 0
         return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
 
     def shorter_schedule(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

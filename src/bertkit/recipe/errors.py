@@ -97,8 +97,19 @@ def _describe(
         name, first = next(iter(value.items()))
         single = f"{place.split()[0]} {shell_word(f'{dotted}.{name}={_show(first)}')}"
         message += f"; this value replaces the whole mapping: to change one key of it, write {single}"
+    if details[0]["type"] == "extra_forbidden":
+        message += _other_variant(tree, path, place)
     key = f"{dotted}: " if with_key and dotted else ""
     return f"{place}: {key}{message}"
+
+
+def _other_variant(tree: Located, path: Path, place: str) -> str:
+    """What to write if the command line names another variant, but the recipe has keys of the former one."""
+    variant = _nearest_located(tree, (*path[:-1], VARIANT_KEY))
+    if place.startswith("--") or not variant.place.startswith("--") or not isinstance(variant.value, str):
+        return ""
+    whole = f"{'.'.join(map(str, _dotted(path[:-1], tree.plain())))}={{{VARIANT_KEY}: {variant.value}}}"
+    return f"; {variant.place.split()[0]} {shell_word(whole)} removes all keys of the former {VARIANT_KEY}"
 
 
 def _message(detail: ErrorDetails, path: Path, data: Any, schema: type[BaseModel]) -> str:
@@ -125,7 +136,9 @@ def _choices(detail: ErrorDetails) -> list[str]:
     context = detail.get("ctx", {})
     if detail["type"] not in ("literal_error", "enum", "union_tag_invalid"):
         return []
-    return re.findall(r"'([^']*)'", str(context.get("expected") or context.get("expected_tags", "")))
+    expected = str(context.get("expected") or context.get("expected_tags", ""))
+    # Numbers alone are named by `_expected`.
+    return [each.strip("'") for each in re.findall(r"'[^']*'|-?\d+", expected)] if "'" in expected else []
 
 
 def _expected(detail: ErrorDetails) -> str:
