@@ -24,6 +24,7 @@ from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.probing.attention import AttentionSettings
+from bertkit.probing.attention.report import _draw_dependencies
 from bertkit.probing.attention.run import probe_attention
 from bertkit.probing.attention.viewer import ViewedSentence, viewer_page
 from bertkit.probing.attribution import AttributionSettings
@@ -88,6 +89,13 @@ def test_the_best_offset_of_a_chain_is_the_word_before(attention_run: Any) -> No
     assert (everything["relation"], everything["offset"], everything["offset_accuracy"]) == ("all", -1, 1.0)
     assert everything["accuracy"] < 1
     assert {row["relation"] for row in table(attention_run, "dependencies")} == {"all", "dep"}
+
+
+def test_the_label_of_relations_fits_beside_a_single_one() -> None:
+    shares: Any = {"accuracy": [0.5], "offset_accuracy": [0.3], "random_accuracy": [0.1]}
+    figure = _draw_dependencies("", {"relation": ["all"], "words": [7], "head": ["1-1"], "offset": [1]} | shares)
+    figure.draw_without_rendering()
+    assert figure.bbox.y0 <= figure.axes[0].yaxis.label.get_window_extent().y0
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -58,7 +58,7 @@ def test_words_are_in_the_order_of_frequency_and_rare_ones_are_unknown() -> None
     assert words == ["the", "a", "cat", "list"]
     assert tokenizer.backend.encode("rare", add_special_tokens=False).tokens == ["[UNK]"]
     assert train_tokenizer(TokenizerConfig(type="word", vocab_size=7, min_frequency=2), TEXTS).vocab_size == 7
-    with pytest.raises(DataError, match="has no word that occurs 9 times; lower tokenizer.min_frequency"):
+    with pytest.raises(DataError, match=r"has no word that occurs 9 times; lower tokenizer\.min_frequency"):
         train_tokenizer(TokenizerConfig(type="word", vocab_size=80, min_frequency=9), TEXTS)
 
 

@@ -22,7 +22,7 @@ from bertkit.bench.settings import BenchSettings
 from bertkit.bench.workload import OWN, Peers, Workload, peer_library
 from bertkit.inference.embedder import Embedder
 from bertkit.models.sentence import load_sentence_model
-from bertkit.training.cost import FORWARD_SHARE, step_flops
+from bertkit.training.cost import FORWARD_SHARE, sizes_of, step_flops
 from bertkit.training.engine import Engine
 
 PEER = "sentence-transformers"
@@ -62,10 +62,8 @@ def embedding(settings: BenchSettings, engine: Engine, directory: Path, name: st
     lengths = np.array([len(each.ids) for each in embedder.sequences(texts)], dtype=np.int64)
     flops = FORWARD_SHARE * step_flops(
         load_sentence_model(directory).model,
-        tokens=float(lengths.sum()),
-        squared_lengths=float((lengths**2).sum()),
+        **sizes_of(lengths),
         predictions=0,
-        sequences=len(texts),
     )
     return Workload(
         about={

@@ -29,6 +29,7 @@ def print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
         "tokens": f"{plan['tokens']:,}{_passes(plan)}",
         **_example_row(plan),
         "FLOPs": flops_in_words(plan),
+        **_teacher_row(plan),
         "memory": f"{plan['memory_mb']:,.0f} MB ({parts})",
         "disk": f"{plan['disk_mb']:,.0f} MB",
         "time here": duration(plan["seconds"]),
@@ -102,6 +103,14 @@ def _example_row(plan: Mapping[str, Any]) -> dict[str, str]:
     if "examples" not in plan:
         return {}
     return {"examples": ", ".join(f"{split} {count:,}" for split, count in plan["examples"].items())}
+
+
+def _teacher_row(plan: Mapping[str, Any]) -> dict[str, str]:
+    """The size of a student's teacher, and its part of the FLOPs."""
+    if "teacher" not in plan:
+        return {}
+    found = plan["teacher"]
+    return {"teacher": f"{found['parameters']:,} parameters, {found['flops']:.3g} of the FLOPs"}
 
 
 def _data_rows(plan: Mapping[str, Any]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from bertkit.finetuning.arguments import PlannedRun
 from bertkit.models.headed import HeadedModel
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.stages import Stage, stages_of
-from bertkit.training.cost import FORWARD_SHARE, count_parameters, count_weights, spared_flops, step_flops
+from bertkit.training.cost import FORWARD_SHARE, count_parameters, count_weights, sizes_of, spared_flops, step_flops
 from bertkit.training.memory import MemoryTerms
 from bertkit.training.plan import PlannedTeacher
 
@@ -94,12 +94,7 @@ def planned_task_teacher(runs: Sequence[PlannedRun]) -> PlannedTeacher:
         if not recipe.terms:
             continue
         encoded = taught.train if taught.teacher_train is None else taught.teacher_train
-        lengths = np.diff(encoded.features.starts_S1).astype(np.float64)
-        sizes = {
-            "tokens": float(lengths.sum()),
-            "squared_lengths": float((lengths**2).sum()),
-            "sequences": float(lengths.size),
-        }
+        sizes = sizes_of(np.diff(encoded.features.starts_S1))
         _, spec = specs_of(recipe.terms, taught.shapes)
         teacher = Teacher(models, spec)
         pass_flops = sum(step_flops(each, **sizes, predictions=0) for each in models)

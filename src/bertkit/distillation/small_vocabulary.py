@@ -42,7 +42,7 @@ from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.compiled_kernels import uses_attention_kernel
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, step_flops
+from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, sizes_of, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.plan import PlannedTeacher
@@ -99,14 +99,8 @@ class MixedVocabularyTrainer(StudentTrainer):
         for objective in self.current.objectives:
             if isinstance(objective, MixedVocabulary):
                 for batch in batches:
-                    lengths_B = mixed_lengths(batch).double()
-                    flops += step_flops(
-                        self.teacher,
-                        tokens=float(lengths_B.sum()),
-                        squared_lengths=float((lengths_B**2).sum()),
-                        predictions={MaskedLM.term: objective.count(batch)},
-                        sequences=batch.num_sequences,
-                    )
+                    predictions = {MaskedLM.term: objective.count(batch)}
+                    flops += step_flops(self.teacher, **sizes_of(mixed_lengths(batch)), predictions=predictions)
         return flops
 
     def log_start(self) -> None:

@@ -23,7 +23,7 @@ from bertkit.recipe.hashing import name_and_hash
 from bertkit.tasks.encoding import Template
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.config import EngineConfig
-from bertkit.training.cost import FORWARD_SHARE, ParameterCount, count_weights, step_flops
+from bertkit.training.cost import FORWARD_SHARE, ParameterCount, count_weights, sizes_of, step_flops
 from bertkit.training.engine import resolve_engine
 from bertkit.training.plan import PlannedCost, plan_document
 from bertkit.training.run import FinishedRun, OnStart, finished_of, identity_of, new_run, run_of
@@ -76,17 +76,14 @@ def static_plan(arguments: StaticArguments) -> dict[str, Any]:
     tokenizer = load_tokenizer(files, offline=arguments.offline)
     rows, _ = rows_of(tokenizer, recipe.static)
     added = sum(len(frame) for frame in Template.of(tokenizer.backend, 1).frames)
-    lengths = torch.tensor([len(row) + added for row in rows], dtype=torch.float64)
-    width = min(recipe.static.width, model.encoder.width)
-    weights, tokens = len(rows) * width, int(lengths.sum())
-    flops = FORWARD_SHARE * step_flops(
-        model, tokens=tokens, squared_lengths=float((lengths**2).sum()), predictions=0, sequences=len(rows)
-    )
+    sizes = sizes_of(torch.tensor([len(row) + added for row in rows]))
+    weights = len(rows) * min(recipe.static.width, model.encoder.width)
+    flops = FORWARD_SHARE * step_flops(model, **sizes, predictions=0)
     states = 4.0 * len(rows) * model.encoder.width
     cost = PlannedCost(
         parameters=ParameterCount(total=weights, backbone=weights),
         steps=0,
-        tokens=tokens,
+        tokens=int(sizes["tokens"]),
         flops=flops,
         memory={"teacher_weights": 4.0 * count_weights(model), "states": 3 * states, "weights": 4.0 * weights},
         disk_bytes=4.0 * weights,

@@ -34,9 +34,10 @@ from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.finetuning.trainer import Finetuner
+from bertkit.metrics.base import Scores
 from bertkit.models.headed import HeadedModel
 from bertkit.run.directory import RunDirectory
-from bertkit.tasks.base import Features, Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Features, Prediction, Task, TaskBatch
 from bertkit.training.cost import count_weights
 from bertkit.training.loss_terms import LossTerms
 

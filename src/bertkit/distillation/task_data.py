@@ -30,12 +30,12 @@ from bertkit.finetuning.data import (
     prepare,
     sequence_encoder,
 )
+from bertkit.metrics.base import Scores
 from bertkit.models.conversion.pruning import HeadChoice
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.files.hub import read_config
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.augmentation import AugmentationContext, augmented_examples
-from bertkit.tasks.base import Scores
 from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers import read_own
 from bertkit.tasks.spec import TaskSpec

@@ -28,7 +28,7 @@ from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.operators.vocabulary import VocabularyProjection, WordLogits
 from bertkit.models.recorder import Recorder
-from bertkit.training.cost import FORWARD_SHARE, spared_flops, step_flops
+from bertkit.training.cost import FORWARD_SHARE, sizes_of, spared_flops, step_flops
 
 WORDS_HEAD = "masked_lm"
 """The head whose word predictions are compared on text."""
@@ -101,15 +101,6 @@ class TeacherQuery(ABC):
     def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
         """Floating-point operations of one model's pass."""
 
-    def sizes(self) -> dict[str, float]:
-        """The quantities on which the cost of a pass depends."""
-        lengths_B = self.packed.sequences.cu_seqlens_B1.diff().double()
-        return {
-            "tokens": self.packed.num_tokens,
-            "squared_lengths": float((lengths_B**2).sum()),
-            "sequences": self.packed.num_sequences,
-        }
-
 
 @dataclass(frozen=True)
 class TaskQuery(TeacherQuery):
@@ -150,7 +141,7 @@ class TaskQuery(TeacherQuery):
         return torch.from_numpy(np.concatenate(padded)).to(self.packed.ids_T.device)
 
     def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
-        sizes = self.sizes()
+        sizes = sizes_of(self.packed.sequences.cu_seqlens_B1.diff())
         flops = step_flops(model, **sizes, predictions=0)
         if model.reads_one_token(self.head) and not spec.has_layers:
             flops -= spared_flops(model.encoder, **sizes)
@@ -205,7 +196,8 @@ class TextQuery(TeacherQuery):
 
     def flops(self, model: HeadedModel, spec: ActivationSpec) -> float:
         predictions = {WORDS_HEAD: self.num_rows if spec.logits else 0}
-        return FORWARD_SHARE * step_flops(model, **self.sizes(), predictions=predictions)
+        sizes = sizes_of(self.packed.sequences.cu_seqlens_B1.diff())
+        return FORWARD_SHARE * step_flops(model, **sizes, predictions=predictions)
 
 
 def words_at(model: HeadedModel, hidden_TD: Tensor, index_M: Tensor | None) -> VocabularyProjection:

@@ -20,8 +20,8 @@ from bertkit.distillation.mixed_vocabulary import MixedVocabulary
 from bertkit.distillation.objectives import distillation_objectives
 from bertkit.distillation.shared_projections import teacher_objectives
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_trained_teacher, vocabulary_overrides
-from bertkit.distillation.student_growth import check_student_growth
 from bertkit.distillation.student_settings import TO_BE_GIVEN
+from bertkit.distillation.student_trainer import check_student_growth
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import check_single_teacher, specs_of
 from bertkit.distillation.text import TextDistiller, copied_layers, text_shapes

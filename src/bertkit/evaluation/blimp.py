@@ -33,7 +33,8 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import BlimpSettings
-from bertkit.files import open_text_to_write, sha256_of
+from bertkit.files import sha256_of
+from bertkit.finetuning.report import write_lines
 from bertkit.models.scoring.pseudo_likelihood import TextScore, score_texts
 from bertkit.models.scoring.rules import choose_rule
 from bertkit.progress import Progress, silent_progress
@@ -303,12 +304,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _write_predictions(run: RunDirectory, outcomes: Sequence[Outcome]) -> None:
     """One line per pair: both scores, and the preferred sentence."""
-    directory = run.path / "predictions"
-    directory.mkdir(exist_ok=True)
-    with open_text_to_write(directory / f"{SUITE}.jsonl") as file:
-        for outcome in outcomes:
-            for number, pair in enumerate(outcome.paradigm.pairs):
-                file.write(json.dumps(_prediction(outcome, number, pair), ensure_ascii=False) + "\n")
+    numbered = [(outcome, *each) for outcome in outcomes for each in enumerate(outcome.paradigm.pairs)]
+    write_lines(run.path / "predictions" / f"{SUITE}.jsonl", [_prediction(*each) for each in numbered])
 
 
 def _prediction(outcome: Outcome, number: int, pair: MinimalPair) -> dict[str, Any]:

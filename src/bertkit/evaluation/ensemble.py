@@ -37,9 +37,10 @@ from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import prediction_row, write_lines
 from bertkit.finetuning.trainer import by_name
+from bertkit.metrics.base import Scores
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_of_suite
-from bertkit.tasks.base import Prediction, Scores
+from bertkit.tasks.base import Prediction
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.classification import THRESHOLDS
 from bertkit.tasks.examples import Example

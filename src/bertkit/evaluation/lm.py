@@ -202,7 +202,8 @@ def score_text(
     batch: list[tuple[LmWindow, TextSums]] = []
     sums: list[TextSums] = []
 
-    def score() -> tuple[float, int]:
+    def score() -> None:
+        nonlocal nats, tokens
         index, target, offset = [], [], 0
         for window, _ in batch:
             index.append(np.arange(window.first, len(window.ids)) + offset - 1)
@@ -213,7 +214,10 @@ def score_text(
         for (_, document), part_M in zip(batch, parts, strict=True):
             document["tokens"] += int(part_M.size)
             document["nats"] -= float(part_M.sum(dtype=np.float64))
-        return -float(scores.log_p_M.sum(dtype=np.float64)), int(scores.log_p_M.size)
+        nats -= float(scores.log_p_M.sum(dtype=np.float64))
+        tokens += int(scores.log_p_M.size)
+        batch.clear()
+        meter.update(tokens)
 
     with progress("score", max_tokens, "tokens") as meter:
         for number, (text, ids_T) in enumerate(_documents(corpus, starts.tokenizer)):
@@ -229,18 +233,12 @@ def score_text(
             given += not (start_ids or lone_ids)
             for window in own:
                 if batch and sum(len(each.ids) for each, _ in batch) + len(window.ids) > max_batch_tokens:
-                    found, count = score()
-                    nats, tokens, batch = nats + found, tokens + count, []
-                    meter.update(tokens)
+                    score()
                 batch.append((window, sums[-1]))
             if max_tokens is not None and batch:  # so that scoring ends with a whole document
-                found, count = score()
-                nats, tokens, batch = nats + found, tokens + count, []
-                meter.update(tokens)
+                score()
         if batch:
-            found, count = score()
-            nats, tokens = nats + found, tokens + count
-            meter.update(tokens)
+            score()
     if not tokens:
         raise DataError(f"{', '.join(corpus.sources)}: no document with a token to score")
     return ScoredText(nats, tokens, size, given, sums)

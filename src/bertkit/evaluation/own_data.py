@@ -112,7 +112,7 @@ def _scored(run: RunDirectory, predictor: Predictor, path: Path, split: Split, p
             calibrated["temperature"] = predictor.stored[TEMPERATURE]
             calibrated["ece_at_temperature"] = calibrated.pop("ece")
         results["calibration"] = {SUITE: calibrated}
-    rows = [prediction_row(*pair) for pair in zip(predictions, examples, strict=True)]
+    rows = (prediction_row(*pair) for pair in zip(predictions, examples, strict=True))
     write_lines(run.path / PREDICTIONS / f"{spec.name}-{SUITE}.jsonl", rows)
     if wrong := mistakes(task, predictions, examples):
         write_lines(run.path / MISTAKES / f"{spec.name}-{SUITE}.jsonl", wrong)

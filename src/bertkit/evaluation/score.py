@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.run import single_score
 from bertkit.evaluation.submission import HEADER
 from bertkit.finetuning.data import build_task
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
@@ -55,7 +56,7 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
     return {
         "suite": spec.name,
         "model": None,
-        "tasks": {spec.name: {name: {"mean": value, "std": None, "seeds": [value]} for name, value in scores.items()}},
+        "tasks": {spec.name: {name: single_score(value) for name, value in scores.items()}},
         "average": scores[spec.primary],
         "examples": len(examples),
     }

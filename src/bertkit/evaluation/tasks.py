@@ -38,12 +38,12 @@ from bertkit.finetuning.trainer import by_name, seed_summaries
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.job import Job
 from bertkit.metrics import signed_score
+from bertkit.metrics.base import Scores
 from bertkit.models.files.model_files import config_hash, weights_hash
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import INNER_RUNS, RECORD, RunDirectory, RunIdentity
 from bertkit.run.find import find_runs, newest_unfinished
 from bertkit.run.finished import CONFIG_FINGERPRINT, finished_before
-from bertkit.tasks.base import Scores
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run_jobs import minutes_until, run_jobs, until
@@ -258,7 +258,7 @@ def _predict_later(
         log.info("%s: predicting %s, %s examples", task.spec.name, split, f"{len(examples):,}")
         predictions = predictor(examples, progress=progress, label=f"{task.spec.name}, {split}")
         if is_best:
-            write_lines(target, [prediction_row(*pair) for pair in zip(predictions, examples, strict=True)])
+            write_lines(target, map(prediction_row, predictions, examples))
         if is_scored:
             found = predictor.task.score(predictions, examples)
             scores |= {f"{name}/{split}": value for name, value in found.items()}
@@ -289,7 +289,7 @@ def _as_it_is(evaluation: TaskEvaluation, task: PlannedTask, run: RunDirectory, 
     scores: dict[str, Scores] = {}
     for name, examples in splits.items():
         final = predictor.task.final(predictions[name], tuned)
-        write_lines(_saved(run, task, name), [prediction_row(*pair) for pair in zip(final, examples, strict=True)])
+        write_lines(_saved(run, task, name), map(prediction_row, final, examples))
         if name in spec.scored:
             scores[name] = predictor.task.score(final, examples)
     return Measured({0: by_name(scores, main)}, [], predictor.directory, {"steps": 0, "tokens": 0})

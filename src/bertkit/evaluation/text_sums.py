@@ -6,13 +6,12 @@ mlm.py and lm.py write them, language_diff.py reads them.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from bertkit.errors import DataError
-from bertkit.files import finite, open_text_to_write
+from bertkit.finetuning.report import write_lines
 from bertkit.json_input import parse_json
 from bertkit.run.directory import RunDirectory
 
@@ -24,13 +23,9 @@ tokens, each masked alone."""
 _NATS = ("nats", "pseudo_nats")
 
 
-def write_sums(run: RunDirectory, task: str, sums: Iterable[TextSums]) -> None:
+def write_sums(run: RunDirectory, task: str, sums: Sequence[TextSums]) -> None:
     """Write predictions/TASK.jsonl, one line per text; a sum that is infinite is null."""
-    directory = run.path / PREDICTIONS
-    directory.mkdir(exist_ok=True)
-    with open_text_to_write(directory / f"{task}.jsonl") as file:
-        for each in sums:
-            file.write(json.dumps(finite(each)) + "\n")
+    write_lines(run.path / PREDICTIONS / f"{task}.jsonl", sums)
 
 
 def read_sums(run: RunDirectory, task: str) -> list[TextSums]:

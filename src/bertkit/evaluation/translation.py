@@ -23,7 +23,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import TranslationSettings
-from bertkit.files import write_text
+from bertkit.finetuning.report import write_lines
 from bertkit.generation.from_source import SourceTokens, write_targets
 from bertkit.generation.run import BATCH_TOKENS
 from bertkit.generation.settings import GenerationSettings
@@ -84,11 +84,10 @@ def evaluate_translation(
         translations = [tokens.text(own[0].ids) for own in outputs]
         scores = translation_scores(translations, references)
         lines = [
-            json.dumps({"source": source, "prediction": translation, "reference": reference}, ensure_ascii=False) + "\n"
+            {"source": source, "prediction": translation, "reference": reference}
             for source, translation, reference in zip(texts, translations, references, strict=True)
         ]
-        (run.path / "predictions").mkdir(exist_ok=True)
-        write_text(run.path / "predictions" / f"{TASK}.jsonl", "".join(lines))
+        write_lines(run.path / "predictions" / f"{TASK}.jsonl", lines)
         return {
             "suite": SUITE,
             "model": loaded.name,

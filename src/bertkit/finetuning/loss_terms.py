@@ -18,7 +18,7 @@ from bertkit.models.late_interaction import PROJECTION
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.tasks.base import Task, TaskBatch
-from bertkit.training.cost import FORWARD_SHARE, predictions_of, spared_flops, step_flops
+from bertkit.training.cost import FORWARD_SHARE, predictions_of, sizes_of, spared_flops, step_flops
 from bertkit.training.loss_terms import LossTerms
 
 TASK = "task"
@@ -93,11 +93,9 @@ def task_flops(model: HeadedModel, head: str, batches: Sequence[TaskBatch]) -> f
     """Floating-point operations of one update over these micro-batches, without those that this head spares."""
     flops = 0.0
     for batch in batches:
-        squared_lengths = float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum())
-        sizes = {"tokens": batch.num_tokens, "squared_lengths": squared_lengths}
-        read = predictions_of(head, batch.num_tokens)
-        flops += step_flops(model, **sizes, predictions=read, sequences=batch.packed.num_sequences)
+        sizes = sizes_of(batch.packed.sequences.cu_seqlens_B1.diff())
+        flops += step_flops(model, **sizes, predictions=predictions_of(head, batch.num_tokens))
         flops += projection_flops(model, batch.num_tokens)
         if model.reads_one_token(head):
-            flops -= spared_flops(model.encoder, **sizes, sequences=batch.packed.num_sequences)
+            flops -= spared_flops(model.encoder, **sizes)
     return flops

@@ -7,11 +7,11 @@ predictions of a labelled split; results.json contains the figures, predictions/
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.files import finite, write_text
+from bertkit.files import finite, replacing
 from bertkit.metrics.calibration import BINS, expected_calibration_error
 from bertkit.metrics.per_class import class_scores, confusion
 from bertkit.tasks.base import Prediction, Task
@@ -67,11 +67,12 @@ def prediction_row(prediction: Prediction, example: Example) -> dict[str, Any]:
     return prediction.to_json() | _gold(example) | _text(example)
 
 
-def write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write one JSON object per line."""
     path.parent.mkdir(exist_ok=True)
-    lines = (json.dumps(finite(row), ensure_ascii=False, allow_nan=False) for row in rows)
-    write_text(path, "".join(f"{line}\n" for line in lines))
+    with replacing(path) as file:
+        for row in rows:
+            file.write(json.dumps(finite(row), ensure_ascii=False, allow_nan=False).encode() + b"\n")
 
 
 def _gold(example: Example) -> dict[str, Any]:

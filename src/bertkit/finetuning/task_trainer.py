@@ -16,13 +16,14 @@ from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import calibration, split_report
+from bertkit.metrics.base import Scores
 from bertkit.metrics.statistics import constant_baseline_warning
 from bertkit.models.conversion.convert import with_more_tokens
 from bertkit.models.files.hub import check_vocabulary, load_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.operators.matmul import use_torch_matmul
 from bertkit.progress import Progress
-from bertkit.tasks.base import Prediction, Scores
+from bertkit.tasks.base import Prediction
 from bertkit.tasks.classification import ACTIVATION_OWNER, LARGEST_SCORE, TASK_HEAD, TEMPERATURE, THRESHOLDS, Regression
 from bertkit.tasks.span import THRESHOLD
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine

@@ -33,13 +33,14 @@ from bertkit.finetuning.report import mistakes, prediction_row, write_lines
 from bertkit.finetuning.task_order import TaskOrder
 from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics import signed_score
+from bertkit.metrics.base import Scores
 from bertkit.metrics.statistics import summarise
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.ranks import current
 from bertkit.run.checkpoint import Checkpoint
 from bertkit.run.directory import RunDirectory
-from bertkit.tasks.base import Prediction, Scores, Task, TaskBatch
+from bertkit.tasks.base import Prediction, Task, TaskBatch
 from bertkit.tasks.classification import VectorClassification
 from bertkit.tasks.embedding.task import Embedding
 from bertkit.text.tokenizer import Tokenizer
@@ -303,7 +304,7 @@ class Finetuner(Trainer[TaskBatch]):
         """Write the predictions of each split, and the most confident mistakes on the selecting one."""
         directory, prepared = self.run.path / "predictions", task_trainer.prepared
         for split, own in predictions.items():
-            rows = [prediction_row(*pair) for pair in zip(own, prepared.others[split].examples, strict=True)]
+            rows = (prediction_row(*pair) for pair in zip(own, prepared.others[split].examples, strict=True))
             write_lines(directory / f"{task_trainer.name}-{split}.jsonl", rows)
         main = prepared.selecting
         wrong = mistakes(task_trainer.task, predictions[main], prepared.others[main].examples)

@@ -5,18 +5,19 @@ fractions by name, never percent and never NaN: a score that is undefined on the
 An `Additive` metric is written once, as one row of numbers per example and a value of the rows' total; the bootstrap of
 statistics.py can then resample totals instead of examples.
 
-Shapes: N examples, K numbers per example.
+Shapes: N examples, K numbers per example, U distinct rows, M numbers per row of all models.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bertkit.arrays import Float64Array
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,14 @@ def ratio(part: Any, whole: Any) -> Float64Array:
     return np.asarray(np.where(whole == 0, 0.0, part / np.where(whole == 0, 1.0, whole)))
 
 
+def distinct(rows: Sequence[Float64Array], times_N: Int64Array | None = None) -> tuple[list[Float64Array], Int64Array]:
+    """See `Additive.distinct_rows`; `times_N` is how often each of the rows occurs, by default once."""
+    row_UM, number_N = np.unique(np.concatenate(rows, axis=1), axis=0, return_inverse=True)
+    times_U = np.bincount(number_N.reshape(-1), weights=times_N).astype(np.int64)
+    ends = np.cumsum([each.shape[1] for each in rows])[:-1]
+    return np.split(row_UM, ends, axis=1), times_U
+
+
 class Additive(ABC):
     """One score that is a function of a sum over examples.
 
@@ -62,6 +71,13 @@ class Additive(ABC):
     @abstractmethod
     def rows(self, predictions: Values, references: Values) -> Float64Array:
         """One row of K numbers per example, (N, K); takes the input of the metric's own function."""
+
+    def distinct_rows(self, predictions: Sequence[Values], references: Values) -> tuple[list[Float64Array], Int64Array]:
+        """The distinct rows of the examples, (U, K) for each of some models, and how often each occurs, (U,).
+
+        Rows are distinct if they differ for any model, and in ascending order of all models' numbers.
+        """
+        return distinct([self.rows(own, references) for own in predictions])
 
     @abstractmethod
     def value(self, totals: Float64Array) -> Float64Array:

@@ -5,7 +5,7 @@ Gorodkin 2004, R_K, which is the ordinary coefficient for two. As in scikit-lear
 predictions nor references is 0, and the Matthews correlation of constant predictions is 0.
 Labels are whole numbers or text, not mixed within a call. Sibling of regression.py, whose references are numbers.
 
-Shapes: N examples, C classes, K numbers per example.
+Shapes: N examples, C classes, K numbers per example, U distinct combinations, X lists of labels.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertkit.arrays import BoolArray, Float64Array
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.errors import DataError
-from bertkit.metrics.base import Additive, MeanOf, Scores, check_aligned, ratio
+from bertkit.metrics.base import Additive, MeanOf, Scores, check_aligned, distinct, ratio
 
 Labels = Sequence[int] | Sequence[str] | NDArray[Any]
 
@@ -100,6 +100,20 @@ class ClassCounts(Additive):
         predicted_NC, gold_NC = prediction_N[:, None] == class_C, reference_N[:, None] == class_C
         one_N1 = np.ones((len(reference_N), 1))
         return np.concatenate([predicted_NC & gold_NC, predicted_NC, gold_NC, one_N1], axis=1).astype(float)
+
+    def distinct_rows(self, predictions: Sequence[Labels], references: Labels) -> tuple[list[Float64Array], Int64Array]:
+        """See `Additive.distinct_rows`; rows are made only for distinct combinations of labels, since those of all
+        examples would take gigabytes with hundreds of classes."""
+        pairs = [paired_labels(own, references) for own in predictions]
+        lists = [*(prediction_N for prediction_N, _ in pairs), pairs[0][1]]
+        number_NX = np.stack([np.unique(each, return_inverse=True)[1].reshape(-1) for each in lists], axis=1)
+        _, first_U, times_U = np.unique(number_NX, axis=0, return_index=True, return_counts=True)
+        *prediction_U, reference_U = (each[first_U] for each in lists)
+        return distinct([self.rows(own, reference_U) for own in prediction_U], times_U)
+
+    def score(self, predictions: Labels, references: Labels) -> float:
+        (row_UK,), times_U = self.distinct_rows([predictions], references)
+        return float(self.value(times_U @ row_UK))
 
     @staticmethod
     def counts(totals: Float64Array) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:

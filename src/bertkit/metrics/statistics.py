@@ -313,9 +313,8 @@ def _by_totals(
     has four of them for any number of examples. The two widths may differ: macro F1 averages over the classes that
     occur in the whole sample, for each model as when it is scored separately.
     """
-    row_NK, row_NL = metric.rows(predictions_a, references), metric.rows(predictions_b, references)
-    width = row_NK.shape[1]
-    row_UM, times_U = np.unique(np.concatenate([row_NK, row_NL], axis=1), axis=0, return_counts=True)
+    rows, times_U = metric.distinct_rows([predictions_a, predictions_b], references)
+    row_UM, width = np.concatenate(rows, axis=1), rows[0].shape[1]
     share_U = times_U / times_U.sum()
 
     def scores(total_RM: Float64Array) -> Float64Array:

@@ -285,6 +285,10 @@ def test_grades_and_ranks_by_hand() -> None:
     assert (scores["mrr@10"], scores["recall@1"], scores["recall@3"]) == ([0.5], [0.0], [0.5])
 
 
+def test_a_rank_that_is_given_twice_counts_each_query_once() -> None:
+    assert query_scores({"q": ["a", "b"]}, {"q": {"b": 1.0}}, [2, 2])["recall@2"] == [1.0]
+
+
 def test_faults_of_a_folder(model: Path, tmp_path: Path, bertkit: Command) -> None:
     folder = write_folder(tmp_path / "beir")
 

@@ -67,8 +67,8 @@ class Attention(DistillationTerm):
         cell_BSS = cells_of(pair.student.lengths_B, pair.student.batch.sequences.max_length)
         compare = score_squared_error if self.of == "scores" else pattern_divergence
 
-        def rows(layer: int, student: AttentionMap, teacher: AttentionMap) -> Tensor:
-            return compare(student.scores_BNSS, teacher.scores_BNSS, cell_BSS, student.seen_BSS & teacher.seen_BSS)
+        def rows(layer: int, own: AttentionMap, given: AttentionMap) -> Tensor:
+            return compare(own.scores_BNSS, given.scores_BNSS, cell_BSS, own.seen_BSS & given.seen_BSS)
 
         return pair.over_layers(lambda recorded: recorded.maps, rows, self.layer_pairs(pair.shapes))
 

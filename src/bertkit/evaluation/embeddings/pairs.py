@@ -17,9 +17,9 @@ import numpy as np
 
 from bertkit.arrays import BoolArray, Float64Array
 from bertkit.errors import DataError
-from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure, with_interval
+from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure, vector_source, with_interval
 from bertkit.evaluation.embeddings.settings import VectorSettings
-from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once, model_source, word_source
+from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once
 from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.files import sha256_of
 from bertkit.tasks.readers.common import field, text_in
@@ -149,10 +149,6 @@ def _evaluate(
     texts: Sequence[str],
     compute: Callable[[VectorSource], dict[str, Any]],
 ) -> EvaluationResult:
-    source = (
-        model_source(arguments.model, settings, arguments)
-        if arguments.word_vectors is None
-        else word_source(arguments.word_vectors, settings, lambda: texts)
-    )
+    source = vector_source(arguments, settings, lambda: texts)
     data = {str(table): sha256_of(table)}
     return measure(suite, source, settings, arguments, data=data, compute=lambda: compute(source))

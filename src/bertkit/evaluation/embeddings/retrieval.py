@@ -22,9 +22,9 @@ import numpy as np
 from scipy.sparse import csr_matrix, diags_array, issparse
 
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure
+from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure, vector_source
 from bertkit.evaluation.embeddings.settings import RetrievalSettings
-from bertkit.evaluation.embeddings.sources import VectorSource, model_source, token_source, word_source
+from bertkit.evaluation.embeddings.sources import VectorSource, model_source, token_source
 from bertkit.evaluation.run import EvaluationResult
 from bertkit.files import sha256_of
 from bertkit.inference.vector_types import normalised
@@ -119,17 +119,12 @@ def evaluate_retrieval(
     if min(settings.cutoffs) < 1:
         raise UsageError(f"--cutoffs {min(settings.cutoffs)}: ranks start at 1")
     folder = read_folder(path, settings.split)
-    read = model_source
+    load = model_source
     if arguments.word_vectors is None and is_token_encoder(find_model(arguments.model, offline=arguments.offline)):
-        read = token_source
-    source = (
-        read(arguments.model, settings, arguments)
-        if arguments.word_vectors is None
-        else word_source(
-            arguments.word_vectors, settings, lambda: (*folder.queries.values(), *(t for _, t in folder.documents()))
-        )
+        load = token_source
+    source = vector_source(
+        arguments, settings, lambda: (*folder.queries.values(), *(text for _, text in folder.documents())), load
     )
-
     settings = settings.model_copy(
         update={
             name: getattr(source.reading, name)
@@ -267,7 +262,7 @@ def query_scores(
         best = sorted(relevant.values(), reverse=True)[:DEPTH]
         found[f"ndcg@{DEPTH}"].append(_discounted(gains) / _discounted(best))
         found[f"mrr@{DEPTH}"].append(next((1 / rank for rank, gain in enumerate(gains, start=1) if gain > 0), 0.0))
-        for cutoff in cutoffs:
+        for cutoff in set(cutoffs):
             found[f"recall@{cutoff}"].append(sum(name in relevant for name in ranking[:cutoff]) / len(relevant))
     return found
 

@@ -5,13 +5,13 @@ Efron and Tibshirani 1993, chapter 13, for the percentile interval (bertkit.metr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertkit.evaluation.embeddings.settings import VectorSettings
-from bertkit.evaluation.embeddings.sources import VectorSource
+from bertkit.evaluation.embeddings.sources import VectorSource, model_source, word_source
 from bertkit.evaluation.run import (
     EvalArguments,
     EvaluationResult,
@@ -34,6 +34,18 @@ class VectorArguments(EvalArguments):
     """
 
     word_vectors: Path | None = None
+
+
+def vector_source(
+    arguments: VectorArguments,
+    settings: VectorSettings,
+    texts: Callable[[], Iterable[str]],
+    load: Callable[[str, VectorSettings, VectorArguments], VectorSource] = model_source,
+) -> VectorSource:
+    """The word vectors if they are given, which need all texts to encode; else the model."""
+    if arguments.word_vectors is None:
+        return load(arguments.model, settings, arguments)
+    return word_source(arguments.word_vectors, settings, texts)
 
 
 class Mean(MeanOf):

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.evaluation.embeddings.run import VectorArguments, measure, with_interval
+from bertkit.evaluation.embeddings.run import VectorArguments, measure, vector_source, with_interval
 from bertkit.evaluation.embeddings.settings import StsSettings
 from bertkit.evaluation.embeddings.similarity_sets import ScoredPairs, find_sets, table_pairs
-from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once, model_source, word_source
+from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once
 from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.files import sha256_of
 from bertkit.metrics.regression import Pearson, pearson, spearman, spearman_value
@@ -51,11 +51,7 @@ def evaluate_sts(
     """
     sets = [table_pairs(table, columns)] if table is not None else find_sets(data_dir or Path(), settings)
     texts = [text for each in sets for first, second, _ in each.pairs for text in (first, second)]
-    source = (
-        model_source(arguments.model, settings, arguments)
-        if arguments.word_vectors is None
-        else word_source(arguments.word_vectors, settings, lambda: texts)
-    )
+    source = vector_source(arguments, settings, lambda: texts)
 
     def compute() -> dict[str, Any]:
         tasks = {each.name: scores_of(each, source) for each in counted(sets, progress, SUITE, unit="sets")}
@@ -77,12 +73,8 @@ def scores_of(pairs: ScoredPairs, source: VectorSource) -> dict[str, Any]:
     first, second, scores = zip(*pairs.pairs, strict=True)
     cosine_N = cosines(*encoded_once(source, first, second))
     guesses = cosine_N.tolist()
-
-    def ranked(predictions: Sequence[float], references: Sequence[float]) -> float:
-        return spearman_value(predictions, references)
-
     found = {
-        "spearman": with_interval(spearman(guesses, scores)["spearman"], guesses, scores, ranked),
+        "spearman": with_interval(spearman(guesses, scores)["spearman"], guesses, scores, spearman_value),
         "pearson": with_interval(pearson(guesses, scores)["pearson"], guesses, scores, Pearson()),
     }
     if len(pairs.subsets) > 1:

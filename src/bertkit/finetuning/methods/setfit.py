@@ -32,7 +32,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.models.sentence import pool
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
-from bertkit.training.cost import step_flops
+from bertkit.training.cost import sizes_of, step_flops
 from bertkit.training.engine import Engine
 from bertkit.training.loss_terms import LossTerms
 from bertkit.training.method import Method
@@ -157,13 +157,7 @@ class PairTerms(LossTerms[TaskBatch]):
 
     def flops(self, model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
         return sum(
-            step_flops(
-                model,
-                tokens=batch.num_tokens,
-                squared_lengths=float((batch.packed.sequences.cu_seqlens_B1.diff().double() ** 2).sum()),
-                predictions=0,
-                sequences=batch.packed.num_sequences,
-            )
+            step_flops(model, **sizes_of(batch.packed.sequences.cu_seqlens_B1.diff()), predictions=0)
             for batch in batches
         )
 

@@ -440,6 +440,6 @@ def _draw_dependencies(title: str, table: Table) -> Figure:
     labels = zip(*(shown[name] for name in ("relation", "words", "head", "offset")), strict=True)
     axes.set_yticks(heights, [f"{name} ({words:,})  {head} | {offset:+d}" for name, words, head, offset in labels])
     axes.set_xlim(0, 1)
-    plain(axes, x="share of words whose syntactic head is found", y="relation (words)  best head | best offset")
+    plain(axes, x="share of words whose syntactic head is found", y="relation (words)\nbest head | best offset")
     axes.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return figure
