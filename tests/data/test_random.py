@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from bertkit.data import random
 from bertkit.data.random import Draw, philox
 
 ONES = 0xFFFFFFFF
@@ -69,3 +70,10 @@ def test_a_permutation_mixes_and_differs_between_epochs() -> None:
     first, second = (Draw(1).permuted("order", np.arange(size), size=size, epoch=epoch) for epoch in (0, 1))
     assert abs(np.corrcoef(first, np.arange(size))[0, 1]) < 0.05
     assert (first == second).mean() < 0.01
+
+
+def test_draws_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, sample = Draw(7), np.arange(100, 200)
+    whole = draw.uniform("block", sample=sample, epoch=3)
+    monkeypatch.setattr(random, "_BLOCK", 7)
+    np.testing.assert_array_equal(draw.uniform("block", sample=sample, epoch=3), whole)

@@ -26,6 +26,8 @@ _WEYL_1 = 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ROUNDS = 10
+_BLOCK = 1 << 19
+"""Samples that are drawn for at a time, because a draw needs memory for a dozen numbers of each."""
 
 
 def philox(counter: tuple[Counter, Counter, Counter, Counter], key: tuple[int, int]) -> Uint64Array:
@@ -83,6 +85,9 @@ class Draw:
     def bits(self, purpose: str, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0) -> Uint64Array:
         """64 random bits at every address."""
         sample = np.asarray(sample, dtype=np.uint64)
+        if sample.ndim == 1 and sample.size > _BLOCK and np.ndim(position) == np.ndim(epoch) == 0:
+            blocks = np.split(sample, range(_BLOCK, sample.size, _BLOCK))
+            return np.concatenate([self.bits(purpose, epoch=epoch, sample=own, position=position) for own in blocks])
         words = philox((position, sample & _LOW, sample >> _HALF, epoch), self._key(purpose))
         return np.asarray((words[1] << _HALF) | words[0])
 
