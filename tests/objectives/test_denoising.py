@@ -15,7 +15,11 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
+from bertkit.objectives.base import Objective
+from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.denoising import Denoising, sentence_order
+from bertkit.objectives.span_corruption import SpanCorruption
+from bertkit.objectives.token_document import TokenDocument
 from bertkit.pretraining.recipe import load_recipe
 from tests.data.toy_corpus import CLS, FIRST_ID, MASK, SEP, random_documents, vocabulary, whole_documents, write_shards
 from tests.overrides import parsed
@@ -160,3 +164,11 @@ def test_short_texts_do_not_become_longer(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused(setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_recipe("bart-base", parsed([setting]))
+
+
+@pytest.mark.parametrize("other", [SpanCorruption(), Capitalisation(), TokenDocument()])
+def test_objectives_that_read_the_text_itself_are_refused(other: Objective) -> None:
+    """Denoising leaves them a source and a target."""
+    (fault,) = Denoising().combination_errors((other, Denoising()))
+    assert f"which objective.{other.term} cannot read" in fault
+    assert Denoising().combination_errors((Denoising(),)) == []

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ContinuousText, LaneLayout, ReusedSegments
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.data.stream import corrupted
@@ -87,3 +88,10 @@ def test_two_objectives_that_would_hide_the_same_tokens_are_refused(order: int) 
     assert "objective.replaced_token needs objective.masked_lm" in fault
     assert MaskedNextToken().combination_errors((MaskedNextToken(), CausalLM())) == []
     assert MaskedNextToken().errors(DataConfig(), ModernBertConfig()) == []
+
+
+@pytest.mark.parametrize("layout", [ContinuousText(), ReusedSegments()])
+def test_sequences_that_begin_anywhere_in_the_text_are_refused(layout: LaneLayout) -> None:
+    """Their first token has no state before it."""
+    (fault,) = MaskedNextToken().errors(DataConfig(layout=layout), ModernBertConfig())
+    assert f"data.layout {layout.name} begin anywhere in the text" in fault

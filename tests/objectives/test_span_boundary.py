@@ -21,7 +21,8 @@ from bertkit.models.files.hub import find_model, load_model, save_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.registry import FAMILIES
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import Ngrams, Spans, Tokens
+from bertkit.objectives.masked_next_token import MaskedNextToken
+from bertkit.objectives.masking import Ngrams, Spans, TiledSpans, Tokens
 from bertkit.objectives.span_boundary import SpanBoundary, span_boundary_projection
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
@@ -77,6 +78,17 @@ def test_targets_are_the_first_tokens_of_each_span_between_two_ordinary_tokens(m
     assert max(len(span) for span in spans_of(after)) > 4
     hidden = set(after.targets["masked_lm"].index_M.tolist())
     assert not hidden & {*found.places["left"].tolist(), *found.places["right"].tolist()}
+
+
+def test_spans_of_tiled_spans_that_touch_count_as_one_and_one_without_its_first_token_as_its_rest() -> None:
+    before = worded_samples([40] * 30)
+    later = before.with_changes(epoch_B=before.epoch_B + 3)
+    masked = MaskedLM(units=TiledSpans()).corrupt(later, VOCABULARY, Draw(1))
+    after = SpanBoundary().corrupt(masked, VOCABULARY, Draw(1))
+    found, hidden = targets(after), set(after.targets["masked_lm"].index_M.tolist())
+    assert not hidden & {*found.places["left"].tolist(), *found.places["right"].tolist()}
+    inner = [span for span in spans_of(after) if not before.special_T[[span[0] - 1, span[-1] + 1]].any()]
+    assert found.columns["offset"].tolist() == [offset for span in inner for offset in range(len(span))]
 
 
 @settings(max_examples=25)
@@ -197,3 +209,11 @@ def test_a_batch_without_predictable_spans_counts_nothing() -> None:
     part = SpanBoundary().loss(model, model(batch), batch)
     assert part.count == 0
     assert part.sum.item() == 0
+
+
+def test_a_recipe_needs_spans_that_are_predicted_in_their_place() -> None:
+    spans = SpanBoundary()
+    assert spans.combination_errors((spans, MaskedLM(units=Spans()))) == []
+    for other in (MaskedLM(units=Tokens()), MaskedNextToken(units=Spans())):
+        (fault,) = spans.combination_errors((spans, other))
+        assert "needs masked_lm with spans" in fault

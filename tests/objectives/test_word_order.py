@@ -17,6 +17,7 @@ from bertkit.models.families.bert import BertConfig
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import heads_of, pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masked_next_token import MaskedNextToken
 from bertkit.objectives.word_order import WordOrder, _first_come_apart
 from tests.data.toy_corpus import vocabulary
 from tests.objectives.test_masked_lm import VOCABULARY_SIZE, made_samples
@@ -151,6 +152,13 @@ def test_a_causal_sequence_keeps_its_order() -> None:
     assert after.causal_B is not None
     assert 0 < after.causal_B.sum() < 40
     assert not after.causal_B[before.sequence_T[targets(after).index_M]].any()
+
+
+def test_masks_that_are_predicted_from_another_position_are_refused_because_they_would_move() -> None:
+    objective = WordOrder()
+    assert objective.combination_errors((objective, MaskedLM())) == []
+    (fault,) = objective.combination_errors((MaskedNextToken(), objective))
+    assert "could move tokens that objective.masked_next_token has masked" in fault
 
 
 def test_sequences_without_a_trigram_predict_nothing() -> None:

@@ -285,6 +285,14 @@ def test_a_much_shorter_run_keeps_the_length_of_a_stages_schedule_positive() -> 
     assert found.recipe.optimisation.schedule.total_steps == 1
 
 
+def test_a_much_shorter_run_keeps_the_warm_up_that_a_stages_schedule_needs() -> None:
+    schedule = {"name": "inverse-sqrt", "peak": 1e-3, "warmup_steps": 10}
+    stages = [{"share": 0.5, "set": {}}, {"share": 0.5, "set": {"optimisation.schedule": schedule}}]
+    recipe = load_recipe("bert-tiny", [Override("optimisation.stages", stages)])
+    _, second = stages_of(shortened(recipe, 4))
+    assert second.recipe.optimisation.schedule.warmup_steps == 1
+
+
 def test_sequences_are_no_longer_than_the_initial_model_reads(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     wanted = replace(request(home, "bert"), overrides=[])

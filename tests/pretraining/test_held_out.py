@@ -86,3 +86,14 @@ def test_a_perplexity_is_that_of_predictions(tmp_path: Path, share: float, repor
     figures = held_out.figures(model, ObjectiveTerms(objectives), engine)
     assert ("perplexity/causal_lm" in figures) is reported
     assert "loss/causal_lm" in figures
+
+
+@pytest.mark.parametrize(("share", "reported"), [(1e-9, True), (1.0, False)])
+def test_without_masked_words_there_is_no_unigram_baseline(tmp_path: Path, share: float, reported: bool) -> None:
+    shards = write_shards(tmp_path, random_documents(20))
+    stream = SampleStream(SampleSpec(3, "held-out/0", DocSentences(), 48, 1), shards, whole_documents(shards), None)
+    objectives = [MaskedLM(), CausalLM(share=share)]
+    held_out = HeldOut.prepare(stream, toy_vocabulary(), objectives, sequences=5, micro_batch_tokens=300)
+    found = held_out.unigram_accuracy("masked_lm", shards.token_counts_V)
+    assert (found is not None) is reported
+    assert found is None or 0 <= found <= 1

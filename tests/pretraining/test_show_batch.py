@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from bertkit.cli.show_batch import STYLES
+from bertkit.errors import StoppedError
 from bertkit.objectives.registry import OBJECTIVES
+from bertkit.pretraining.arguments import PretrainArguments
+from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import read_metrics
+from bertkit.training.run import identity_of
 from tests.training.tiny_run import write_recipe
 
 Bertkit = Callable[..., Any]
@@ -65,6 +69,18 @@ def test_a_run_shows_what_its_recipe_shows(bertkit: Bertkit, home: Path) -> None
     assert (refused.code, "--data, --set, --seed: a run is shown with its own" in refused.stderr) == (2, True)
     done = bertkit("show-batch", run, "--step", 2, "--json")
     (home / "moved.txt").rename(home / "text.txt")
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout)["sequences"] == shown(bertkit, home, "--step", 2)["sequences"]
+
+
+def test_a_run_that_was_stopped_before_its_shards_were_recorded_is_shown_from_its_text(
+    bertkit: Bertkit, home: Path
+) -> None:
+    arguments = PretrainArguments(recipe=str(home / "tiny.yaml"), sources=(str(home / "text.txt"),))
+    run = RunDirectory.create(home, identity_of(arguments, arguments.new_recipe(), {}), home / "begun")
+    with pytest.raises(StoppedError), run.recording():
+        raise StoppedError("killed")
+    done = bertkit("show-batch", run.path, "--step", 2, "--json")
     assert done.code == 0, done.stderr
     assert json.loads(done.stdout)["sequences"] == shown(bertkit, home, "--step", 2)["sequences"]
 

@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import LaneLayout
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
+from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 
@@ -36,6 +39,15 @@ class MaskedNextToken(MaskedLM):
     @property
     def scoring_rule(self) -> str | None:
         return self.term
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        found = super().errors(data, model)
+        if isinstance(data.layout, LaneLayout):
+            found.append(
+                f"objective.{self.term} needs sequences that begin with a special token, but those of data.layout"
+                f" {data.layout.choice} begin anywhere in the text; use another layout, such as full-sentences"
+            )
+        return found
 
     def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if any(objective.term == MaskedLM.term for objective in objectives):

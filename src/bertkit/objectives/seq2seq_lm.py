@@ -28,7 +28,9 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.encoder_decoder import SEQ2SEQ
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.objectives.base import TokenPrediction
+from bertkit.objectives.base import Objective, TokenPrediction
+from bertkit.objectives.capitalisation import Capitalisation
+from bertkit.objectives.token_document import TokenDocument
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,15 @@ class DocumentRecovery(TargetPrediction):
                 " other samples; set data.layout: {name: doc-sentences}"
             )
         return found
+
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
+        others = [each for each in objectives if isinstance(each, DocumentRecovery | Capitalisation | TokenDocument)]
+        return [
+            f"objective.{self.term} turns each text into a source and a target, which objective.{each.term} cannot"
+            " read; leave one of the two out"
+            for each in others
+            if each.term != self.term
+        ]
 
 
 class Seq2SeqLM(TargetPrediction):

@@ -32,6 +32,7 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.models.operators.vocabulary import VocabularyProjection
 from bertkit.objectives.base import Objective, States, Target
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masking.spans import merged
 
 _TYPICAL_RATE = 0.15
 
@@ -52,7 +53,8 @@ class SpanBoundary(Objective):
     rank: ClassVar[int] = MaskedLM.rank + 1
 
     def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
-        if any(isinstance(each, MaskedLM) and each.units.replaced_as_one for each in objectives):
+        masked = next((each for each in objectives if each.term == MaskedLM.term), None)
+        if isinstance(masked, MaskedLM) and masked.units.replaced_as_one:
             return []
         return [
             "objective.span_boundary needs masked_lm with spans in addition; add `- masked_lm: {units: {name: spans}}`"
@@ -71,7 +73,10 @@ class SpanBoundary(Objective):
                 "objective.span_boundary predicts the spans that masked_lm masks, but there are none; add"
                 " `masked_lm: {units: {name: spans}}`"
             )
-        index_M, first_M = masked.index_M, masked.places["unit"]
+        index_M = masked.index_M
+        # The units of tiled-spans can touch, and their first tokens need not be chosen.
+        first_M = merged(index_M, samples.sequence_T).first_M
+        assert first_M is not None, "merged() gives every token's span"
         offset_M = index_M - first_M
         begins_M = offset_M == 0
         span_M = np.cumsum(begins_M) - 1

@@ -21,6 +21,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -29,7 +30,8 @@ from pydantic import Field, model_validator
 from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
-from bertkit.objectives.base import TokenPrediction
+from bertkit.objectives.base import Objective, TokenPrediction
+from bertkit.objectives.masked_next_token import MaskedNextToken
 
 _USUALLY_FREE = 0.85
 """Share of the tokens that the masked LM does not choose, for estimates."""
@@ -58,6 +60,13 @@ class WordOrder(TokenPrediction):
                 " may not fit without overlap"
             )
         return self
+
+    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
+        return [
+            f"objective.{self.term} could move tokens that objective.{each.term} has masked; use masked_lm with it"
+            for each in objectives
+            if isinstance(each, MaskedNextToken)
+        ]
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         start_W = self._trigrams(samples)

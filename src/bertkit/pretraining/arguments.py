@@ -287,15 +287,15 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
     if max_steps is None or max_steps >= optimisation.steps:
         return recipe
 
-    def shorter(settings: dict[str, Any], key: str) -> dict[str, Any]:
-        if not _whole(settings.get(key)):
-            return settings  # anything else is reported by validation
-        needs_warmup = optimisation.schedule.name == "inverse-sqrt" and max_steps > 1
-        least = 1 if needs_warmup or key.endswith("total_steps") else 0
-        return {**settings, key: max(least, settings[key] * max_steps // optimisation.steps)}
-
     def shorter_schedule(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        return shorter(shorter(settings, f"{prefix}warmup_steps"), f"{prefix}total_steps")
+        names = (optimisation.schedule.name, settings.get(f"{prefix}name"))
+        least = {"warmup_steps": int("inverse-sqrt" in names and max_steps > 1), "total_steps": 1}
+        shorter = {
+            f"{prefix}{key}": max(lowest, settings[f"{prefix}{key}"] * max_steps // optimisation.steps)
+            for key, lowest in least.items()
+            if _whole(settings.get(f"{prefix}{key}"))  # anything else is reported by validation
+        }
+        return {**settings, **shorter}
 
     schedule = shorter_schedule(optimisation.schedule.model_dump(mode="json"))
     stages = [stage.model_dump(mode="json") for stage in optimisation.stages]

@@ -182,9 +182,12 @@ class HeldOut:
             has_accuracy=any(each.has_accuracy for each in objectives),
         )
 
-    def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float:
-        """Accuracy of always predicting the most frequent token of the corpus, on an objective's targets."""
+    def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float | None:
+        """Accuracy of always predicting the most frequent token of the corpus, on an objective's targets; None if it
+        has none, as when all samples are causal."""
         target_id_M = torch.cat([batch.targets[term].id_M for batch in self.batches])
+        if not target_id_M.numel():
+            return None
         return float((target_id_M == int(token_counts_V.argmax())).double().mean())
 
     def pseudo_perplexity(

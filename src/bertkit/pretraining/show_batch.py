@@ -120,9 +120,9 @@ def _recipe_and_shards(request: PretrainArguments, progress: Progress) -> tuple[
         return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress)
     run = RunDirectory.open(directory)
     recipe = with_recorded_held_out(_recipe_on_text(run), run)
-    shards = Path(str(run.record.get("shards", "")))
-    if shards.is_dir():
-        return recipe, TokenShards.open(shards)
+    shards = run.record.get("shards")  # none if it was killed while it began
+    if shards is not None and Path(shards).is_dir():
+        return recipe, TokenShards.open(Path(shards))
     commits = run.record.get("commits")
     return recipe, open_shards(recipe, cache=request.cache, offline=request.offline, progress=progress, commits=commits)
 

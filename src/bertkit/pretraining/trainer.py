@@ -380,7 +380,8 @@ class Pretrainer(Trainer[PackedBatch]):
             results[WORDS] = kept_document(self.words_read, self.recipe.engine.models_at_words)
         filling = next((objective for objective in last.objectives if objective.fills_masks), None)
         if filling is not None:
-            held_out["accuracy/unigram"] = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)
+            unigram = held_out_text.unigram_accuracy(filling.term, self.shards.token_counts_V)
+            held_out |= {} if unigram is None else {"accuracy/unigram": unigram}
         # A masked LM that only replaces words does not need a [MASK] token.
         if filling is not None and "mask" in self.tokenizer.roles:
             scored = self.recipe.engine.pseudo_perplexity_sequences

@@ -23,9 +23,9 @@ from bertkit.training.step import StepOutcome
 
 
 def peak_memory_mb() -> float:
-    """Peak resident memory of this process, or peak allocated GPU memory if there is one, in 10^6 bytes."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e6
+    """Peak allocated GPU memory, or if this process has allocated none, its peak resident memory, in 10^6 bytes."""
+    if torch.cuda.is_available() and (allocated := torch.cuda.max_memory_allocated()):
+        return allocated / 1e6
     # On Linux, children inherit the parent's peak, except in this figure of the process's own memory.
     with suppress(OSError, ValueError, StopIteration):
         own = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
