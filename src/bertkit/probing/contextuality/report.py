@@ -157,7 +157,7 @@ class ContextualityScores:
             f" of {self.label}. It explains {table['random_explainable_variance'][-1]:.1%} for as many random"
             f" occurrences, a difference of {adjusted[-1]:.1%} ({adjusted[0]:.1%} in layer 0; uncentred, as in the"
             f" paper's text). Centred, as in the published code, one direction explains {centred[-1]:.1%},"
-            f" {100 * table['centred_explainable_variance_adjusted'][-1]:+.1f} points compared with random occurrences"
+            f" {100 * table['centred_explainable_variance_adjusted'][-1]:+z.1f} points compared with random occurrences"
             f" ({self.counts})."
         )
         measures = {
