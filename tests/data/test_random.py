@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -77,3 +79,9 @@ def test_draws_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = draw.uniform("block", sample=sample, epoch=3)
     monkeypatch.setattr(random, "_BLOCK", 7)
     np.testing.assert_array_equal(draw.uniform("block", sample=sample, epoch=3), whole)
+
+
+def test_numbers_in_turn_are_those_of_each_sample() -> None:
+    draw = Draw(5, "probe")
+    numbers = list(islice(draw.uniform_in_turn("sentence"), 3000))
+    assert numbers == [float(draw.uniform("sentence", sample=sample)) for sample in range(3000)]

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 def test_scores_of_another_scale_have_a_panel_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        {"step": step, "loss": 5.0, "dev/pearson": 0.3, "dev/spearman": 0.2, "dev/mean_squared_error": 444.0}
-        for step in (20, 40)
-    ]
+    scores = {"dev/pearson": 0.3, "dev/spearman": 0.2, "dev/mean_squared_error": 444.0}
+    rows = [{"step": 20, "loss": 5.0}, {"step": 40, "loss": 4.0, **scores}]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     drawn: list[Figure] = []
 
@@ -32,3 +30,12 @@ def test_scores_of_another_scale_have_a_panel_of_their_own(tmp_path: Path, monke
     assert list(panels) == ["training loss", "score", "dev/mean_squared_error"]
     assert [line.get_label() for line in panels["score"].lines] == ["dev/pearson", "dev/spearman"]
     assert all(tick == int(tick) for axes in panels.values() for tick in axes.get_xticks())
+
+
+def test_a_single_training_loss_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 7, "loss": 0.6, "dev/accuracy": 0.9}) + "\n")
+    drawn: list[Figure] = []
+    monkeypatch.setattr(task_plots, "save", lambda figure, stem: drawn.append(figure) or [stem])
+    task_plots.draw_task_figures(tmp_path, {})
+    (line,) = drawn[0].axes[0].lines
+    assert line.get_marker() == "o"

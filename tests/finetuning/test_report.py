@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import bertkit
 from bertkit.cli.finetune import print_scores
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import CustomTask
-from bertkit.finetuning.report import MISTAKES
+from bertkit.finetuning.report import MISTAKES, write_lines
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.calibration import at_temperature, expected_calibration_error
 from bertkit.progress import silent_progress
@@ -207,3 +208,22 @@ def test_the_command_prints_classes_and_mistakes_and_draws_figures(
     assert written == {
         f"{stem}.{suffix}" for stem in ("learning-curve", "confusion-dev") for suffix in ("svg", "png", "csv")
     }
+
+
+def test_rows_are_written_as_they_come_and_a_fault_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "predictions" / "task-dev.jsonl"
+    write_lines(path, ({"id": str(n), "text": "ü", "score": score} for n, score in enumerate((0.5, float("nan")))))
+    before = path.read_text(encoding="utf-8")
+    assert before == '{"id": "0", "text": "ü", "score": 0.5}\n{"id": "1", "text": "ü", "score": null}\n'
+    with pytest.raises(UnicodeEncodeError):
+        write_lines(path, iter([{"id": "0"}, {"id": "\ud800"}]))
+    assert path.read_text(encoding="utf-8") == before
+
+
+def test_writing_many_rows_takes_the_memory_of_one(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        write_lines(tmp_path / "predictions" / "task-dev.jsonl", ({"text": "word " * 2000} for _ in range(1000)))
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -214,3 +215,16 @@ def test_folds_above_the_examples_or_groups_are_refused() -> None:
         UsageError, match=r"all examples of 'rare' are in one fold, so its model would have none to train on"
     ):
         folds(texts(["a"] * 9 + ["rare"]), 5, 0)
+
+
+def test_memory_does_not_grow_with_the_product_of_examples_and_sets_of_labels() -> None:
+    # Tables of units and sets would take 128 and 32 MB.
+    labels = [tuple(name for bit, name in enumerate("abcdefghijkl") if n >> bit & 1) for n in range(4000)]
+    single, grouped = texts(labels), texts(labels, [str(number % 1000) for number in range(4000)])
+    tracemalloc.start()
+    try:
+        sizes = [len(held_out(each, 0.5, 0)) for each in (single, grouped)]
+        assert tracemalloc.get_traced_memory()[1] < 15_000_000
+    finally:
+        tracemalloc.stop()
+    assert sizes == [2000, 2000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -11,7 +12,18 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 
 from bertkit.errors import DataError
-from bertkit.metrics.classification import accuracy, f1, macro_f1, matthews_correlation, micro_f1, multi_label
+from bertkit.metrics.base import distinct
+from bertkit.metrics.classification import (
+    MacroF1,
+    Matthews,
+    MicroF1,
+    accuracy,
+    f1,
+    macro_f1,
+    matthews_correlation,
+    micro_f1,
+    multi_label,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=41)
 SETS = st.lists(st.tuples(*[st.sets(st.sampled_from(("anger", "joy", "fear", "love")))] * 2), min_size=1, max_size=23)
@@ -125,3 +137,26 @@ def test_what_cannot_be_compared_is_refused(guessed: list[object], gold: list[ob
 def test_wrong_label_sets_are_refused(guessed: object, gold: object, labels: list[str] | None, words: str) -> None:
     with pytest.raises(DataError, match=words):
         multi_label(guessed, gold, labels)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=41), st.sampled_from([None, [1, 2]]))
+def test_distinct_rows_are_those_of_all_examples(labels: list[tuple[int, int, int]], classes: list[int] | None) -> None:
+    first, second, gold = (list(side) for side in zip(*labels, strict=True))
+    metric = MicroF1(classes)
+    rows, times_U = metric.distinct_rows([first, second], gold)
+    expected, expected_U = distinct([metric.rows(first, gold), metric.rows(second, gold)])
+    assert times_U.tolist() == expected_U.tolist()
+    for found, own in zip(rows, expected, strict=True):
+        np.testing.assert_array_equal(found, own)
+
+
+def test_memory_grows_with_the_different_pairs_of_labels_not_with_the_examples() -> None:
+    # A row per example would take 400 MB.
+    label_N = np.arange(50_000) % 333
+    tracemalloc.start()
+    try:
+        assert MacroF1().score(label_N, label_N) == Matthews().score(label_N, label_N) == 1.0
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import statistics
+from collections.abc import Sequence
+from operator import eq
 
 import numpy as np
 import pytest
@@ -188,6 +190,20 @@ def test_what_is_resampled_is_the_metric_itself(metric: str, score: str) -> None
     assert (result.score_a, result.difference) == (pytest.approx(one(predictions, references)), 0.0)
     assert result.resamples + result.undefined == 60
     assert 0 < result.p_value <= 1
+
+
+def test_an_interval_of_one_model_computes_each_score_once() -> None:
+    calls = [0]
+
+    def share(predictions: Sequence[int], references: Sequence[int]) -> float:
+        calls[0] += 1
+        return sum(map(eq, predictions, references)) / len(references)
+
+    low, high = bootstrap_interval([0, 1, 1, 0], [0, 1, 0, 0], share) or (None, None)
+    assert calls == [1_001], "on all examples, and on each resample"
+    assert low is not None
+    assert high is not None
+    assert low <= 0.75 <= high
 
 
 def test_macro_f1_is_compared_although_one_model_predicts_a_class_more() -> None:

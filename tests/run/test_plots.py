@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bertkit.run.metrics import MetricsLog
@@ -33,6 +34,24 @@ def test_an_evaluation_between_two_log_lines_is_in_the_figure(tmp_path: Path) ->
         ["15", "200"],
         ["20", "300"],
     ]
+
+
+def test_the_log_lines_are_converted_once_not_for_each_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[type] = []
+    interp = np.interp
+
+    def noting(step: float, steps: object, tokens: object) -> object:
+        given.extend((type(steps), type(tokens)))
+        return interp(step, steps, tokens)  # type: ignore[arg-type]  # as it is called
+
+    monkeypatch.setattr(np, "interp", noting)
+    with MetricsLog(tmp_path / "metrics.jsonl") as metrics:
+        metrics.log(5, {"held_out/loss": 3.0})
+        metrics.log(10, {"tokens": 100, "loss": 1.0})
+    draw_curves(tmp_path / "metrics.jsonl", tmp_path / "figures", title="tiny")
+    assert given[:2] == [np.ndarray, np.ndarray]
 
 
 def test_a_training_loss_that_was_logged_once_is_visible(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ Shapes: everything broadcasts; an argument is a number or an integer array of at
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ _WEYL_1 = 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _ROUNDS = 10
+_IN_TURN = 1024
 _BLOCK = 1 << 19
 """Samples that are drawn for at a time, because a draw needs memory for a dozen numbers of each."""
 
@@ -95,6 +98,12 @@ class Draw:
         """Uniform numbers in [0, 1), on a grid of 2^-53."""
         bits = self.bits(purpose, epoch=epoch, sample=sample, position=position)
         return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
+
+    def uniform_in_turn(self, purpose: str) -> Iterator[float]:
+        """`uniform` of the samples 0, 1, 2, ... without end, computed a thousand at a time: a call for one number takes
+        a tenth of the time for a thousand."""
+        for first in count(0, _IN_TURN):
+            yield from self.uniform(purpose, sample=np.arange(first, first + _IN_TURN)).tolist()
 
     def integers(
         self, purpose: str, bound: Counter, *, epoch: Counter = 0, sample: Counter = 0, position: Counter = 0

@@ -170,8 +170,7 @@ def _drawn(pieces: Iterable[Piece], count: int, draw: Draw) -> list[tuple[int, P
     """A uniform sample of `count` pieces with their numbers, in random order."""
     # The pieces with the smallest random keys are a uniform sample in random order.
     least: list[tuple[float, int, Piece]] = []
-    for number, piece in enumerate(pieces):
-        key = float(draw.uniform("window", sample=number))
+    for number, (piece, key) in enumerate(zip(pieces, draw.uniform_in_turn("window"), strict=False)):
         if len(least) < count:
             heapq.heappush(least, (-key, number, piece))
         elif -key > least[0][0]:

@@ -45,13 +45,14 @@ def _learning_curve(run: Path, directory: Path) -> list[Path]:
     evaluated = [row for row in rows if any(key in row for key in scores)]
     groups = _by_scale({key: [row.get(key) for row in evaluated] for key in scores})
     figure, (losses, *panels) = new_figure(f"{run.name}: {rows[-1]['step']:,} steps", panels=1 + len(groups))
-    losses.plot(*_points(rows, "loss"), color="0.4")
+    steps, values = _points(rows, "loss")
+    losses.plot(steps, values, color="0.4", marker="o" if len(steps) == 1 else "")  # one point has no line
     plain(losses, x="step", y="training loss", title="")
     for axes, series in zip(panels, groups, strict=True):
         lines(axes, [row["step"] for row in evaluated], series)
         plain(axes, x="step", y="score" if len(series) > 1 else next(iter(series)), title="")
     for axes in (losses, *panels):
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return [table, *save(figure, directory / "learning-curve")]
 
 

@@ -11,6 +11,7 @@ Shapes: N examples, U units, L strata, K folds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,11 +63,11 @@ def held_out(split: Split, share: float, seed: int, *, together: bool = True) ->
         raise UsageError(
             f"{option}: {size} of the {len(examples)} examples of {split.source} are {than}; {remedy}{numbers}"
         )
-    counts_UL = _counts(examples, units)
+    strata = _UnitStrata.of(examples, units)
     if len(units) == len(examples):
-        chosen = _proportional(counts_UL, size, _order(len(units), seed))
+        chosen = _proportional(strata, size, _order(len(units), seed))
     else:
-        chosen = _nearest(counts_UL, size, seed)
+        chosen = _nearest(strata, size, seed)
     dev = _leaving_every_label(examples, [units[unit] for unit in chosen])
     if not dev or len(dev) == len(units):
         other = ", or group by another column" if split.groups else ""
@@ -100,15 +101,15 @@ def folds(split: Split, count: int, seed: int, *, together: bool = True) -> Int6
     if count > len(units):
         what = "examples" if len(units) == len(examples) else _kind_of_units(split)
         raise UsageError(f"{option}: {split.source} has only {len(units)} {what}; use at most that many folds")
-    counts_UL = _counts(examples, units)
+    strata = _UnitStrata.of(examples, units)
     order = _order(len(units), seed)
     fold_U = np.empty(len(units), dtype=np.int64)
     if len(units) == len(examples):
         # Examples of a label are consecutive; each goes to the next fold.
-        dealt = order[np.argsort(counts_UL.argmax(1)[order], kind="stable")]
+        dealt = order[np.argsort(strata.only_U[order], kind="stable")]
         fold_U[dealt] = np.arange(len(units)) % count
     else:
-        fold_U = _balanced(counts_UL, count, order)
+        fold_U = _balanced(strata, count, order)
     fold_N = np.empty(len(examples), dtype=np.int64)
     for number, unit in enumerate(units):
         fold_N[unit] = fold_U[number]
@@ -164,15 +165,35 @@ def _kind_of_units(split: Split) -> str:
     return "groups" if is_grouped else _TEXTS
 
 
-def _counts(examples: Sequence[Example], units: Sequence[Int64Array]) -> Int64Array:
-    """The number of examples per unit and stratum, (U, L)."""
-    numbers: dict[Any, int] = {}
-    stratum_N = [numbers.setdefault(stratum, len(numbers)) for stratum in _strata(examples)]
-    counts_UL = np.zeros((len(units), len(numbers)), dtype=np.int64)
-    for unit, positions in enumerate(units):
-        for position in positions.tolist():
-            counts_UL[unit, stratum_N[position]] += 1
-    return counts_UL
+@dataclass(frozen=True, eq=False)
+class _UnitStrata:
+    """The strata of the examples of each unit. A matrix of units and strata would need their product in memory: with
+    sets of labels or thousands of labels, many gigabytes.
+
+    Attributes:
+        units: positions of each unit's examples.
+        stratum_N: the stratum of each example.
+        total_L: the number of examples per stratum.
+    """
+
+    units: Sequence[Int64Array]
+    stratum_N: Int64Array
+    total_L: Int64Array
+
+    @classmethod
+    def of(cls, examples: Sequence[Example], units: Sequence[Int64Array]) -> _UnitStrata:
+        numbers: dict[Any, int] = {}
+        stratum_N = np.array([numbers.setdefault(each, len(numbers)) for each in _strata(examples)], dtype=np.int64)
+        return cls(units, stratum_N, np.bincount(stratum_N, minlength=len(numbers)))
+
+    @property
+    def only_U(self) -> Int64Array:
+        """The stratum of each unit, if every unit is one example."""
+        return self.stratum_N[np.concatenate(self.units)]
+
+    def counts_L(self, unit: int) -> Int64Array:
+        """The number of a unit's examples per stratum."""
+        return np.bincount(self.stratum_N[self.units[unit]], minlength=self.total_L.size)
 
 
 def _strata(examples: Sequence[Example]) -> list[Any]:
@@ -204,10 +225,10 @@ def _names(example: Example) -> set[str]:
     return {label} if isinstance(label, str) else set(label) if isinstance(label, tuple) else set()
 
 
-def _proportional(counts_UL: Int64Array, size: int, order: Int64Array) -> list[int]:
+def _proportional(strata: _UnitStrata, size: int, order: Int64Array) -> list[int]:
     """`size` single examples: each stratum's share, by largest remainders."""
-    stratum_U = counts_UL.argmax(1)
-    share_L = counts_UL.sum(0) * (size / len(counts_UL))
+    stratum_U = strata.only_U
+    share_L = strata.total_L * (size / len(strata.units))
     taken_L = np.floor(share_L).astype(np.int64)
     rest = size - int(taken_L.sum())
     taken_L[np.argsort(taken_L - share_L, kind="stable")[:rest]] += 1
@@ -219,18 +240,18 @@ def _proportional(counts_UL: Int64Array, size: int, order: Int64Array) -> list[i
     return chosen
 
 
-def _nearest(counts_UL: Int64Array, size: int, seed: int) -> list[int]:
+def _nearest(strata: _UnitStrata, size: int, seed: int) -> list[int]:
     """Groups in random order, each taken if it brings the strata's counts and their sum closer to the target.
 
     With few groups, several orders are tried and the closest choice is used, since their sizes matter.
     """
     found: list[tuple[float, list[int]]] = []
-    for attempt in range(ATTEMPTS if len(counts_UL) <= FEW_GROUPS else 1):
-        missing_L = counts_UL.sum(0) * (size / counts_UL.sum())
+    for attempt in range(ATTEMPTS if len(strata.units) <= FEW_GROUPS else 1):
+        missing_L = strata.total_L * (size / strata.stratum_N.size)
         distance = float(np.abs(missing_L).sum() + abs(missing_L.sum()))
         chosen: list[int] = []
-        for unit in _order(len(counts_UL), seed, attempt).tolist():
-            after_L = missing_L - counts_UL[unit]
+        for unit in _order(len(strata.units), seed, attempt).tolist():
+            after_L = missing_L - strata.counts_L(unit)
             after = float(np.abs(after_L).sum() + abs(after_L.sum()))
             if after < distance:
                 chosen.append(unit)
@@ -239,17 +260,17 @@ def _nearest(counts_UL: Int64Array, size: int, seed: int) -> list[int]:
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _balanced(counts_UL: Int64Array, count: int, order: Int64Array) -> Int64Array:
+def _balanced(strata: _UnitStrata, count: int, order: Int64Array) -> Int64Array:
     """The fold of each group, (U,): large groups first, each into the fold where its strata are rarest so far."""
-    total_L = counts_UL.sum(0)
-    size_U = counts_UL.sum(1)
-    have_KL = np.zeros((count, counts_UL.shape[1]))
-    fold_U = np.empty(len(counts_UL), dtype=np.int64)
+    size_U = np.array([each.size for each in strata.units])
+    have_KL = np.zeros((count, strata.total_L.size))
+    fold_U = np.empty(len(strata.units), dtype=np.int64)
     for unit in order[np.argsort(-size_U[order], kind="stable")].tolist():
-        crowded_K = (have_KL * counts_UL[unit] / total_L).sum(1)
+        own_L = strata.counts_L(unit)
+        crowded_K = (have_KL * own_L / strata.total_L).sum(1)
         fold = int(np.lexsort((have_KL.sum(1), crowded_K))[0])
         fold_U[unit] = fold
-        have_KL[fold] += counts_UL[unit]
+        have_KL[fold] += own_L
     return fold_U
 
 

@@ -337,11 +337,14 @@ def _by_calls(
     generator: np.random.Generator,
 ) -> tuple[Float64Array, Float64Array]:
     """As `_by_totals`, by calling the metric on every resample."""
-    lists = (predictions_a, predictions_b, references)
+    models = [predictions_a] if predictions_b is predictions_a else [predictions_a, predictions_b]
 
     def scores(index_N: Int64Array) -> list[float]:
-        a, b, gold = ([each[i] for i in index_N.tolist()] for each in lists)
-        return [np.nan if (score := metric(guess, gold)) is None else float(score) for guess in (a, b)]
+        places = index_N.tolist()
+        gold = [references[i] for i in places]
+        values = [metric([own[i] for i in places], gold) for own in models]
+        found = [np.nan if value is None else float(value) for value in values]
+        return found if len(found) == 2 else found * 2  # an interval of one model
 
     everything_N = np.arange(len(references))
     draws = [scores(generator.integers(len(references), size=len(references))) for _ in range(resamples)]

@@ -9,10 +9,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
-
-import numpy as np
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
@@ -25,7 +23,6 @@ from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import open_corpus
 
 TREEBANK = ".conllu"
-_KEYS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -127,16 +124,11 @@ def _drawn(sentences: Iterable[Sentence], most: int | None, draw: Draw) -> list[
     if most is None:
         return list(sentences)
     keyed = (
-        (key, number, sentence) for number, (key, sentence) in enumerate(zip(_keys(draw), sentences, strict=False))
+        (key, number, sentence)
+        for number, (sentence, key) in enumerate(zip(sentences, draw.uniform_in_turn("sentence"), strict=False))
     )
     least = heapq.nsmallest(most, keyed, key=lambda entry: entry[:2])
     return [sentence for _, _, sentence in sorted(least, key=lambda entry: entry[1])]
-
-
-def _keys(draw: Draw) -> Iterator[float]:
-    """One random number per sentence, computed about a thousand at a time."""
-    for first in count(0, _KEYS_AT_ONCE):
-        yield from draw.uniform("sentence", sample=np.arange(first, first + _KEYS_AT_ONCE)).tolist()
 
 
 def _sentences(documents: Iterable[list[str]]) -> Iterator[Sentence]:

@@ -44,7 +44,7 @@ def _with_tokens(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     counted = [(row["step"], row["tokens"]) for row in rows if "tokens" in row]
     if not counted:
         return rows
-    steps, tokens = zip((0, 0), *counted, strict=True)
+    steps, tokens = (np.array(each, dtype=np.float64) for each in zip((0, 0), *counted, strict=True))
     return [row if "tokens" in row else row | {"tokens": round(np.interp(row["step"], steps, tokens))} for row in rows]
 
 

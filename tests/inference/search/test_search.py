@@ -352,6 +352,22 @@ def test_negatives_are_near_and_not_right(built: TextIndex, embedder: Embedder) 
         assert [text for text, _ in found] == expected
 
 
+def test_only_the_texts_that_can_be_negatives_are_read(
+    built: TextIndex, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+    row = TextIndex._row
+    monkeypatch.setattr(TextIndex, "_row", lambda index, line: read.append(line) or row(index, line))
+    # One anchor with many positives must not be the reason to read as many texts for each of the others.
+    right = {TEXTS[0]: set(TEXTS[1:30]), **{anchor: {TEXTS[30]} for anchor in TEXTS[1:6]}}
+    pairs = [LabelledPair(anchor, TEXTS[30]) for anchor in TEXTS[1:6]] + [LabelledPair(TEXTS[0], TEXTS[1])]
+    settings = NegativeSettings(negatives=1, skip=0, depth=2)
+    mined = hard_negatives(built, embedder, pairs, right, settings)
+    for _ in range(5):
+        next(mined)
+    assert len(read) <= 5 * 4  # the anchor, its positive and two negatives
+
+
 def test_a_signal_leaves_no_temporary_index(model: Path, corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bertkit", "search", "--model", str(model), "--corpus", str(corpus)]
     (tmp_path / "temporary").mkdir()

@@ -154,12 +154,14 @@ class TextIndex:
 
     def at(self, numbers: Sequence[int]) -> list[tuple[str, str]]:
         """Ids and texts of these rows."""
-        found = []
+        return list(self.in_turn(numbers))
+
+    def in_turn(self, numbers: Sequence[int]) -> Iterator[tuple[str, str]]:
+        """Id and text of each of these rows, read when it is reached."""
         with (self.directory / _TEXTS).open("rb") as file:
             for number in numbers:
                 file.seek(int(self._starts[number]))
-                found.append(self._row(file.readline()))
-        return found
+                yield self._row(file.readline())
 
     def check_model(self, embedder: Embedder) -> None:
         """Refuse a model whose vectors are not comparable.

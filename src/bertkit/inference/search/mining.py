@@ -99,11 +99,13 @@ def hard_negatives(
         most = max(len(right.get(pair.anchor, ())) for pair in block) + 1
         scores, numbers = nearest(index.faiss, anchors, settings.skip + settings.depth + most)
         for row, pair in enumerate(block):
-            wrong = []
             known = [number for number in numbers[row].tolist() if number >= 0]
-            for (_, text), score in zip(index.at(known), scores[row].tolist(), strict=False):
-                if text != pair.anchor and text not in right.get(pair.anchor, ()):
-                    wrong.append((text, score))
-            near = dict.fromkeys(wrong[settings.skip : settings.skip + settings.depth])
+            # Read one by one: `most` may be thousands because of a single anchor of the block.
+            wrong = (
+                (text, score)
+                for (_, text), score in zip(index.in_turn(known), scores[row].tolist(), strict=False)
+                if text != pair.anchor and text not in right.get(pair.anchor, ())
+            )
+            near = dict.fromkeys(islice(wrong, settings.skip, settings.skip + settings.depth))
             allowed = min(float(limits[row]), settings.max_score)
             yield pair, [(text, score) for text, score in near if score <= allowed][: settings.negatives]
