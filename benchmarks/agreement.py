@@ -6,6 +6,7 @@ longest, packed here and padded there. Run from the checkout: `python -m benchma
 
 from __future__ import annotations
 
+import argparse
 import logging
 import tempfile
 from collections import defaultdict
@@ -78,6 +79,7 @@ def compare_gradients(model: HeadedModel, oracle: Any, row: Row) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     logging.disable(logging.WARNING)
     rows: defaultdict[str, Row] = defaultdict(Row)
     for case in all_cases():

@@ -166,6 +166,15 @@ def test_what_the_loss_reads_of_the_labels(encoder: SequenceEncoder) -> None:
     assert labels(Embedding(MarginLoss(), ("accuracy",)), margins) == [[2.0, 0.5], [2.0, 4.0]]
 
 
+def test_labels_that_a_loss_does_not_read_are_reported_if_they_differ(caplog: pytest.LogCaptureFixture) -> None:
+    task = Embedding(MultipleNegativesLoss(), ("spearman",))
+    task.check_training([SentenceExample(f"{score}", ("cat", "list"), score) for score in (1.0, 1.0)])
+    task.check_training([SentenceExample("0", ("cat", "list")), SentenceExample("1", ("cat", "cats"))])
+    assert not caplog.text
+    task.check_training([SentenceExample(f"{score}", ("cat", "list"), score) for score in (0.5, 5.0)])
+    assert "multiple_negatives does not read labels, so all 2 examples count as texts that belong" in caplog.text
+
+
 def test_what_does_not_fit_a_loss_is_refused_with_the_remedy(encoder: SequenceEncoder) -> None:
     pair = [SentenceExample("x7", ("cat", "list"), 4.5)]
     with pytest.raises(DataError, match=r"example x7: the score 4.5 .* set embedding.largest_score"):

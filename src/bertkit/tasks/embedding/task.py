@@ -13,6 +13,7 @@ classes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,6 +43,8 @@ from bertkit.tasks.embedding.similarity import ACCURACY, PairEvaluation, compare
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
 from bertkit.tasks.label_ids import label_ids
+
+log = logging.getLogger(__name__)
 
 TEXT_NUMBER = "text"
 """Numbers of the example's texts; equal for equal texts."""
@@ -181,6 +184,13 @@ class Embedding(Task):
             raise UsageError(
                 f"embedding.loss: {name} needs {needed} for each example, but an example has none; name its column"
                 f" with --label{other}, or choose another loss, such as multiple_negatives"
+            )
+        if reads is None and count > 1 and len({str(each.label) for each in examples}) > 1:
+            log.warning(
+                "embedding.loss: %s does not read labels, so all %s examples count as texts that belong together;"
+                " choose cosine or cosent for scores, softmax for classes, or leave out those that do not",
+                name,
+                f"{len(examples):,}",
             )
         self._targets(examples, strict=True)
 
