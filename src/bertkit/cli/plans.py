@@ -24,6 +24,7 @@ def print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
     parts = ", ".join(f"{name.replace('_', ' ')} {megabytes:,.0f}" for name, megabytes in terms if megabytes >= 0.5)
     rows = {
         "recipe": f"{plan['recipe']} ({plan['what_hash'][:8]})",
+        **({"runs": f"{runs:,}, whose steps are added up"} if (runs := plan.get("runs", 1)) > 1 else {}),
         "parameters": f"{at_most}{total:,}{without}",
         "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
         "tokens": f"{plan['tokens']:,}{_passes(plan)}",

@@ -50,7 +50,11 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
             f"model.num_hidden_layers can grow during a run ({before} to {after} here); no other setting of the model"
             " can change"
         )
-    grown = _built(model, config, model.encoder.vocab_size, pad_id=model.encoder.padding_id)
+    # Built where the caller builds: a recipe is checked without weights, on torch's device "meta".
+    encoder = config.build(model.encoder.vocab_size, pad_id=model.encoder.padding_id)
+    grown = HeadedModel(encoder, model.heads, labels=model.labels)
+    grown.extras = dict(model.extras)
+    prune_like(grown, model)
     source = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in grown.named_parameters():
