@@ -8,7 +8,6 @@ import pytest
 
 from bertkit.cli.plans import print_plan
 
-
 PLAN: dict[str, Any] = {
     "recipe": "distilbert",
     "what_hash": "0123456789",
