@@ -46,11 +46,11 @@ def score_file(task: str, predictions: Path, gold: Path, split: str = "dev") -> 
         DataError: an invalid file, gold without labels, or examples that differ from the gold file's.
     """
     spec = find_task(task)
-    found = read_predictions(predictions, spec)
+    _require_predictions(spec)
     examples = READERS[spec.layout](gold, spec, split).examples
     if not any(is_labelled(example) for example in examples):
         raise DataError(f"{gold}: has no labels; give the labelled file of a split with --gold")
-    predicted = matched(found, examples, source=str(predictions))
+    predicted = matched(read_predictions(predictions, spec), examples, source=str(predictions))
     recipe = resolved(FinetuneRecipe(name=spec.name, task=spec.name, model="none"))
     scores = scoring_task(recipe, examples, predicted).score(predicted, examples)
     return {
@@ -88,11 +88,7 @@ def read_predictions(path: Path, spec: TaskSpec) -> dict[str, Prediction]:
         UsageError: the task is to compute vectors.
         DataError: an invalid line, a duplicate id, or a label that the task does not have.
     """
-    if spec.kind == "embedding":
-        raise UsageError(
-            f"{spec.name}: trains vectors, which saved predictions do not contain; `bertkit eval sts`, `pairs`,"
-            " `triplets` and `retrieval` score a model's"
-        )
+    _require_predictions(spec)
     found: dict[str, Prediction] = {}
     for where, name, value, scores in _rows(path, spec):
         if name in found:
@@ -103,6 +99,15 @@ def read_predictions(path: Path, spec: TaskSpec) -> dict[str, Prediction]:
     if not found:
         raise DataError(f"{path}: contains no predictions")
     return found
+
+
+def _require_predictions(spec: TaskSpec) -> None:
+    """Raise UsageError if runs of this task save no predictions."""
+    if spec.kind == "embedding":
+        raise UsageError(
+            f"{spec.name}: trains vectors, which saved predictions do not contain; `bertkit eval sts`, `pairs`,"
+            " `triplets` and `retrieval` score a model's"
+        )
 
 
 def _rows(path: Path, spec: TaskSpec) -> Iterator[tuple[str, str, Any, Any]]:
