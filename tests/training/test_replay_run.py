@@ -177,37 +177,35 @@ def test_a_directory_with_something_in_it_is_refused_before_anything_is_compared
         assert "is not empty; name a new directory" in refused.stderr
 
 
+def first_override(run: RunDirectory, to: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The first --set of the command that repeats a run, which is not started."""
+
+    class StartedError(Exception):
+        pass
+
+    def started(command: list[str], **options: object) -> None:
+        raise StartedError(command[command.index("--set") + 1])
+
+    monkeypatch.setattr("subprocess.Popen", started)
+    with pytest.raises(StartedError) as found:
+        rerun(run, to)
+    return str(found.value)
+
+
 def test_the_times_of_a_run_are_followed_whatever_its_path_contains(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     place = run.path.rename(tmp_path / "run: the #1")
     (place / "times.tsv").touch()
 
-    class StartedError(Exception):
-        pass
-
-    def started(command: list[str], **options: object) -> None:
-        raise StartedError(command[command.index("--set") + 1])
-
-    monkeypatch.setattr("subprocess.Popen", started)
-    with pytest.raises(StartedError) as found:
-        rerun(RunDirectory.open(place), tmp_path / "again")
-    assert Override.parse(str(found.value)).value == str(place)
+    override = first_override(RunDirectory.open(place), tmp_path / "again", monkeypatch)
+    assert Override.parse(override).value == str(place)
 
 
 def test_the_repetition_is_not_reported(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (run.path / "recipe.yaml").write_text(f"{run.recipe_yaml}# engine.report_to: [wandb]\n")
 
-    class StartedError(Exception):
-        pass
-
-    def started(command: list[str], **options: object) -> None:
-        raise StartedError(command[command.index("--set") + 1])
-
-    monkeypatch.setattr("subprocess.Popen", started)
-    with pytest.raises(StartedError) as found:
-        rerun(run, tmp_path / "again")
-    assert str(found.value) == "engine.report_to=[]"
+    assert first_override(run, tmp_path / "again", monkeypatch) == "engine.report_to=[]"
 
 
 class Retrained:

@@ -105,11 +105,6 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             tokens += epochs * part.tokens
             flops += epochs * part.epoch_flops * each_recipe.method.gradient(each_recipe.seed).passes + part.once_flops
     optimizer = recipe.optimisation.optimizer
-    read_bytes = sum(
-        each.task.bytes_of_a_token * float(split.features.starts_S1[-1])
-        for each in prepared
-        for split in (each.train, *each.others.values())
-    )
     best = 4.0 * parameters.total if recipe.optimisation.keeps_best else 0.0
     cost = PlannedCost(
         parameters=parameters,
@@ -121,7 +116,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
             "average": parameters.total * 2.0 * recipe.optimisation.average_bytes,
             "best_weights": best,
             "initial_model": 4.0 * parameters.total,
-            "examples": read_bytes,
+            "examples": sum(map(_example_bytes, prepared)),
         },
         disk_bytes=parameters.total
         * ((CHECKPOINT_BYTES + recipe.optimisation.average_bytes) * 2 + _MODEL_BYTES * len(planned))
@@ -142,6 +137,12 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         "in_train": repeated,
         "skipped": skipped_counts(found),
     }
+
+
+def _example_bytes(prepared: Prepared) -> float:
+    """Memory of the texts and ids of all examples."""
+    tokens = sum(int(split.features.starts_S1[-1]) for split in (prepared.train, *prepared.others.values()))
+    return prepared.task.bytes_of_a_token * tokens
 
 
 def models_mb(plan: Mapping[str, Any]) -> float:
