@@ -67,6 +67,16 @@ def test_a_permutation_visits_everything_once(size: int, epoch: int) -> None:
     np.testing.assert_array_equal(np.sort(images), np.arange(size))
 
 
+@pytest.mark.parametrize(
+    ("first", "stop"), [(0, 1), (31, 62), (1000, 1024), (1023, 1025), (900, 3100), (3090, 3101), (7, 7)]
+)
+def test_a_permutation_read_in_turn_is_the_same(first: int, stop: int) -> None:
+    draw = Draw(3, "scope")
+    whole = draw.permuted("order", np.arange(3101), size=3101, epoch=2)
+    part = draw.permuted_range("order", first, stop, size=3101, epoch=2)
+    np.testing.assert_array_equal(part, whole[first:stop])
+
+
 def test_a_permutation_mixes_and_differs_between_epochs() -> None:
     size = 10_007
     first, second = (Draw(1).permuted("order", np.arange(size), size=size, epoch=epoch) for epoch in (0, 1))

@@ -138,7 +138,7 @@ class SampleStream:
         addresses: list[Address] = []
         for epoch, offset, taken in self._runs(first, count):
             length = self.epoch_length(epoch)
-            row_B = self.spec.draw.permuted("order", np.arange(offset, offset + taken), size=length, epoch=epoch)
+            row_B = self.spec.draw.permuted_range("order", offset, offset + taken, size=length, epoch=epoch)
             plans.append(self.plan(epoch)[row_B])
             addresses.append(Address(np.full(taken, self.spec.copy_of(epoch)), row_B))
         address = Address(

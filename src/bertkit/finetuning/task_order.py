@@ -48,8 +48,9 @@ class EpochOrder:
     def items(self, step: int) -> Int64Array:
         """The items of update number `step`, from 0."""
         epoch, number = divmod(step, self.steps_per_epoch)
-        places = np.arange(number * self.batch_items, min((number + 1) * self.batch_items, self.num_examples))
-        return Draw(self.seed, "finetune").permuted("order", places, size=self.num_examples, epoch=epoch)
+        first = number * self.batch_items
+        stop = min(first + self.batch_items, self.num_examples)
+        return Draw(self.seed, "finetune").permuted_range("order", first, stop, size=self.num_examples, epoch=epoch)
 
 
 @dataclass(frozen=True)
