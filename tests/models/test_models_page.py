@@ -16,12 +16,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="ut
 
 def test_every_family_stands_there_with_its_heads() -> None:
     rows = dict(re.findall(r"^\| `([\w-]+)` \| ([a-z0-9_, ]+) \| `", PAGE, re.MULTILINE))
-    assert rows == {family: ", ".join(config().heads()) for family, config in FAMILIES.items()}
+    heads = {family: ", ".join(config().heads()) for family, config in FAMILIES.items()}
+    assert rows == heads, "docs/models.md: one row for each family, with its heads in order"
 
 
 def test_no_difference_is_larger_than_what_the_tests_hold() -> None:
     differences = re.findall(r"\| (\d\.\de-\d\d)", PAGE)
-    assert len(differences) == 3 * len(FAMILIES)
+    assert len(differences) == 3 * len(FAMILIES), "docs/models.md: three differences for each family"
     assert max(map(float, differences)) < 1e-5
 
 

@@ -9,6 +9,7 @@ Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary.
 from __future__ import annotations
 
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -53,13 +54,16 @@ class EncoderConfig(Settings, ABC):
     """
 
     model_type: ClassVar[str]
-    """The Hub's name for the family."""
+    """The Hub's name for the family; that of recipes, the default of `family`, unless it has another."""
 
     hub_prefix: ClassVar[str]
     """Name of the encoder in the Hub's models with a head; empty if they have its parts directly."""
 
-    base_architecture: ClassVar[str]
-    """The Hub's class without a head."""
+    classes: ClassVar[str]
+    """Prefix of the names of the Hub's classes."""
+
+    base_class_ending: ClassVar[str] = "Model"
+    """Ending of the name of the Hub's class without a head."""
 
     draws_by_fan_in: ClassVar[bool] = False
     """Whether `draw` gives linear maps a standard deviation proportional to 1 / sqrt(inputs)."""
@@ -102,6 +106,11 @@ class EncoderConfig(Settings, ABC):
     default_pad_id: ClassVar[int] = 0
     """The padding id if a config.json does not have one."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_settings: Any) -> None:
+        if "family" in cls.__annotations__ and "model_type" not in vars(cls):
+            cls.model_type = cls.model_fields["family"].default
+
     @model_validator(mode="after")
     def _sizes_are_bounded(self) -> Self:
         for name in type(self).model_fields:
@@ -116,9 +125,9 @@ class EncoderConfig(Settings, ABC):
         """The encoder with uninitialised weights."""
 
     @property
-    @abstractmethod
     def max_tokens(self) -> int:
-        """The longest sequence that the model can read."""
+        """The longest sequence that the model can read: no limit for families without positions of their own."""
+        return int(getattr(self, "max_position_embeddings", sys.maxsize))
 
     @property
     def reads_token_types(self) -> bool:
@@ -230,10 +239,6 @@ class TransformerConfig(EncoderConfig):
     truncates_weights: ClassVar[bool] = True
     """Whether initial weights are drawn from a truncated normal distribution."""
 
-    @property
-    def max_tokens(self) -> int:
-        return self.max_position_embeddings
-
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """BERT's normal, truncated at two standard deviations unless the family or its `initializer` does not truncate
         it."""
@@ -284,6 +289,12 @@ class Encoder(nn.Module, ABC):
 
     hashed_tables: ClassVar[tuple[str, ...]] = ()
     """Parameters whose rows are found from the numbers of words, and so belong to one vocabulary."""
+
+    padded_tables: ClassVar[tuple[str, ...]] = ()
+    """Tables in which the row of the padding starts as zeros."""
+
+    recomputes_layers: ClassVar[bool] = True
+    """Whether a layer can be recomputed from the inputs of its `forward` alone."""
 
     layers_run_once: ClassVar[bool] = True
     """Whether a pass calls each layer exactly once, rather than its parts or as often as the batch needs. Its weights
@@ -372,9 +383,8 @@ class Encoder(nn.Module, ABC):
         return None
 
     def recomputable_layers(self) -> Iterable[nn.Module]:
-        """The layers, shared ones once, that can be recomputed from the inputs of their `forward` alone; none if the
-        family's layers share results of one of them or have no `forward`."""
-        stacks = (getattr(self, name, None) for name in ("layers", "decoder_layers"))
+        """The layers, shared ones once, if the family `recomputes_layers`."""
+        stacks = (getattr(self, name, None) for name in ("layers", "decoder_layers") if self.recomputes_layers)
         return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
     def executed_modules(self) -> Iterable[nn.Module]:
@@ -419,7 +429,8 @@ class Encoder(nn.Module, ABC):
     @torch.no_grad()
     def finish_initialisation(self) -> None:
         """Set what a family sets after all weights are drawn."""
-        return
+        for name in self.padded_tables:
+            self.get_parameter(f"{name}.weight")[self.padding_id].zero_()
 
 
 def initialise(module: nn.Module, config: EncoderConfig, *, seed: int, only: Collection[str] | None = None) -> None:

@@ -36,6 +36,13 @@ DECODER_START = "decoder_start_token_id"
 FORCED_FIRST = "forced_bos_token_id"
 """Key of config.json: the token that is always first in a target, after the decoder's start."""
 
+LAYER_PARTS = (
+    *("attention.query", "attention.key", "attention.value", "attention.output", "attention_norm"),
+    *("feed_forward.inner", "feed_forward.outer", "feed_forward_norm"),
+)
+CROSS_PARTS = tuple(f"cross_{part}" for part in LAYER_PARTS[:5])
+"""Names of a layer's modules, for families whose files have this package's own."""
+
 
 class EncoderDecoderConfig(EncoderConfig):
     """Settings common to encoder-decoders; defaults are the Transformer base model's."""
@@ -47,8 +54,8 @@ class EncoderDecoderConfig(EncoderConfig):
     intermediate_size: int = Field(2048, ge=1, description="Width of the feed-forward layers.")
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and sub-layer outputs.")
 
-    architecture: ClassVar[str]
-    """The Hub's class with a head."""
+    seq2seq_class_ending: ClassVar[str] = "ForConditionalGeneration"
+    """Ending of the name of the Hub's class with a head."""
     causal_attention: ClassVar[bool] = False
     is_encoder_decoder: ClassVar[bool] = True
     sizes_of_the_decoder: ClassVar[Mapping[str, str]] = {"num_decoder_layers": "num_hidden_layers"}
@@ -73,8 +80,13 @@ class EncoderDecoderConfig(EncoderConfig):
         """Number of decoder layers."""
         return self.num_hidden_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
+    @property
+    def seq2seq_class(self) -> str:
+        """The Hub's class with a head."""
+        return self.classes + self.seq2seq_class_ending
+
     def heads(self) -> dict[str, HeadPlan]:
-        return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: TiedVocabularyHead(), decoder="lm_head")}
+        return {SEQ2SEQ: HeadPlan(self.seq2seq_class, lambda _: TiedVocabularyHead(), decoder="lm_head")}
 
     def special_tokens(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """The keys of config.json that the Hub's classes use to generate, for a tokenizer trained here."""

@@ -89,7 +89,7 @@ class FeatureLstmConfig(EncoderConfig):
 
     model_type: ClassVar[str] = "feature-lstm"
     hub_prefix: ClassVar[str] = "features"
-    base_architecture: ClassVar[str] = "FeatureLstmModel"
+    classes: ClassVar[str] = "FeatureLstm"
 
     def model_post_init(self, _context: Any) -> None:
         if self.base.model_type not in FAMILIES:

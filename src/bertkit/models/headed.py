@@ -202,7 +202,7 @@ class HeadedModel(nn.Module):
         )
         if joint is not None:
             return [joint]
-        return list(known.values()) or [config.base_architecture]
+        return list(known.values()) or [config.classes + config.base_class_ending]
 
     def hub_form(self) -> HubForm:
         """Names and layout of the weights in a Hub file."""

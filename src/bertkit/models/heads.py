@@ -200,63 +200,59 @@ class SpanBoundaryHead(VocabularyHead):
 
 
 class Pooler(nn.Module):
-    """tanh of a linear map of each sequence's first token."""
+    """Dropout, linear map and activation of each sequence's first token; in BERT only the map and tanh."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, activation: Activation = "tanh", dropout_rate: float = 0.0) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout_rate)
         self.dense = Linear(width, width)
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, first_BD: Tensor) -> Tensor:
-        return torch.tanh(self.dense(first_BD))
+        return self.activation(self.dense(self.dropout(first_BD)))
 
 
 class Classifier(nn.Module):
-    """Dropout and a linear map."""
+    """A family's transform of the states, if it has one, dropout and a linear map."""
 
-    def __init__(self, width: int, outputs: int, *, dropout_rate: float) -> None:
+    def __init__(
+        self, width: int, outputs: int, *, dropout_rate: float = 0.0, transform: nn.Module | None = None
+    ) -> None:
         super().__init__()
+        self.transform = transform or nn.Identity()
         self.dropout = Dropout(dropout_rate)
         self.output = Linear(width, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D) to (M, K) or (B, K)."""
-        logits: Tensor = self.output(self.dropout(states))
-        return logits
-
-
-class TransformedClassifier(nn.Module):
-    """A family's transform of the states, dropout and a linear map."""
-
-    def __init__(self, transform: nn.Module, width: int, outputs: int, *, dropout_rate: float = 0.0) -> None:
-        super().__init__()
-        self.transform = transform
-        self.dropout = Dropout(dropout_rate)
-        self.output = Linear(width, outputs)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """(M, D) or (B, D) to (M, K) or (B, K)."""
-        logits: Tensor = self.output(self.dropout(self.transform(states)))
-        return logits
+        return self.output(self.dropout(self.transform(states)))
 
 
 class DenseClassifier(nn.Module):
-    """Dropout, a dense layer with its activation, dropout, and a linear map."""
+    """Dropout, a dense layer with its activation, dropout, and a linear map; `inner_width`: of the layer, if not D."""
 
     def __init__(
-        self, width: int, outputs: int, *, activation: Activation, input_dropout_rate: float, dropout_rate: float
+        self,
+        width: int,
+        outputs: int,
+        *,
+        activation: Activation,
+        input_dropout_rate: float = 0.0,
+        dropout_rate: float,
+        inner_width: int | None = None,
     ) -> None:
         super().__init__()
+        inner = inner_width or width
         self.input_dropout = Dropout(input_dropout_rate)
-        self.dense = Linear(width, width)
+        self.dense = Linear(width, inner)
         self.activation = ACTIVATIONS[activation]
         self.dropout = Dropout(dropout_rate)
-        self.output = Linear(width, outputs)
+        self.output = Linear(inner, outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D) to (M, K) or (B, K)."""
         dense = self.activation(self.dense(self.input_dropout(states)))
-        logits: Tensor = self.output(self.dropout(dense))
-        return logits
+        return self.output(self.dropout(dense))
 
 
 def masked_lm_plan(

@@ -27,7 +27,7 @@ from bertkit.arrays import Float32Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
-from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.attention.self_attention import BiasedAttention, SelfAttention
 from bertkit.models.encoder import Encoder
 from bertkit.models.families.modernbert import ModernBertAttention
 from bertkit.models.families.rotary_encoder import RotaryAttention
@@ -132,7 +132,7 @@ def check_expansion(encoder: Encoder, length: int, source: str) -> None:
 def _hides_keys(part: nn.Module, length: int) -> bool:
     if isinstance(part, ModernBertAttention):  # windows are exact if they contain the whole query
         return part.each_side is None or length <= part.each_side
-    return type(part) in (SelfAttention, RotaryAttention)
+    return type(part) in (SelfAttention, BiasedAttention, RotaryAttention)
 
 
 def padded(vectors_ME: Tensor, start_N: Tensor, count_N: Tensor) -> tuple[Tensor, Tensor]:

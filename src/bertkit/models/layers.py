@@ -75,8 +75,7 @@ class FeedForward(nn.Module):
         if self.at_once is not None and not scope.needs("hook_pre") and not scope.needs("hook_post"):
             return self.at_once(self, hidden_TD)
         inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
-        output: Tensor = self.outer(scope.tap("hook_post", self.activation(inner_TF)))
-        return output
+        return self.outer(scope.tap("hook_post", self.activation(inner_TF)))
 
 
 class DroppedFeedForward(FeedForward):
@@ -90,8 +89,7 @@ class DroppedFeedForward(FeedForward):
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         inner_TF = scope.tap("hook_pre", self.inner(hidden_TD))
-        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", self.activation(inner_TF))))
-        return output_TD
+        return self.outer(self.dropout(scope.tap("hook_post", self.activation(inner_TF))))
 
 
 class GatedFeedForward(nn.Module):
@@ -110,8 +108,7 @@ class GatedFeedForward(nn.Module):
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points, each (T, F): `hook_pre`, the gate before its activation, and `hook_post`."""
         gate_TF = self.activation(scope.tap("hook_pre", self.gate(hidden_TD)))
-        output_TD: Tensor = self.outer(self.dropout(scope.tap("hook_post", gate_TF * self.gated(hidden_TD))))
-        return output_TD
+        return self.outer(self.dropout(scope.tap("hook_post", gate_TF * self.gated(hidden_TD))))
 
 
 class StackedGatedFeedForward(nn.Module):
@@ -137,8 +134,7 @@ class StackedGatedFeedForward(nn.Module):
         """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
         gate_TF, gated_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
         product_TF = scope.tap("hook_post", self.activation(gate_TF) * gated_TF)
-        output_TD: Tensor = self.outer(self.dropout(product_TF))
-        return output_TD
+        return self.outer(self.dropout(product_TF))
 
 
 def _in_float32(norm: nn.Module, residual_TD: Tensor) -> bool:
@@ -171,9 +167,30 @@ class _Layer(nn.Module, ABC):
     def read(self, hidden_TD: Tensor) -> Tensor:
         """Attention's input, computed from the layer's, (T, D)."""
 
+    def forward(
+        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone; `more` are further inputs of the attention."""
+
+        def attention(states_TD: Tensor) -> Tensor:
+            attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M, **more)
+            return attended
+
+        return self.around(hidden_TD, attention, scope, index_M)
+
+    def forward_summary_token(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
+        """Output of `forward` for one token of every sequence, (B, D), without further inputs; see
+        `SelfAttention.forward_summary_token`."""
+        read_TD = self.read(hidden_TD)
+
+        def attention(states_BD: Tensor) -> Tensor:
+            return self.attention.forward_summary_token(states_BD, read_TD, sequences, token_B)
+
+        return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))
+
 
 class PostNorm(_Layer):
-    """norm(x + sublayer(x)), as in the original Transformer and BERT. A subclass supplies the attention's input."""
+    """norm(x + sublayer(x)), as in the original Transformer."""
 
     def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
@@ -206,9 +223,13 @@ class PostNorm(_Layer):
         return hidden_TD
 
 
-class PreNorm(_Layer):
-    """x + sublayer(norm(x)): the residual stream is never normalised, which trains at higher learning rates without
-    long warm-up. A subclass supplies the attention's input."""
+class PostNormLayer(PostNorm):
+    """BERT's layer: its attention reads nothing besides the states, except positions."""
+
+
+class PreNormLayer(_Layer):
+    """x + sublayer(norm(x)), Megatron's: the residual stream is never normalised, which trains at higher learning rates
+    without long warm-up."""
 
     def around(self, hidden_TD: Tensor, attention: SubLayer, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
@@ -224,34 +245,10 @@ class PreNorm(_Layer):
         return read_TD
 
 
-class _PlainAttention(_Layer):
-    """A layer whose attention reads the states and, in some families, further inputs."""
-
-    def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None, **more: Any
-    ) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone; `more` are further inputs of the attention."""
-
-        def attention(states_TD: Tensor) -> Tensor:
-            attended: Tensor = self.attention(states_TD, sequences, scope.within("attn."), index_M, **more)
-            return attended
-
-        return self.around(hidden_TD, attention, scope, index_M)
-
-    def forward_summary_token(self, hidden_TD: Tensor, sequences: PackedSequences, token_B: Tensor) -> Tensor:
-        """Output of `forward` for one token of every sequence, (B, D), without further inputs; see
-        `SelfAttention.forward_summary_token`."""
-        read_TD = self.read(hidden_TD)
-
-        def attention(states_BD: Tensor) -> Tensor:
-            return self.attention.forward_summary_token(states_BD, read_TD, sequences, token_B)
-
-        return self.around(hidden_TD.index_select(0, token_B), attention, Scope(None, ""))
-
-
-class PostNormLayer(_PlainAttention, PostNorm):
-    """BERT's layer."""
-
-
-class PreNormLayer(_PlainAttention, PreNorm):
-    """Megatron's layer."""
+def rms_norm_layer(
+    attention: SelfAttention, feed_forward: nn.Module, *, width: int, norm_eps: float, dropout_rate: float
+) -> PreNormLayer:
+    """A layer whose norms divide by the root mean square."""
+    layer = PreNormLayer(attention, feed_forward, width=width, norm_eps=norm_eps, dropout_rate=dropout_rate)
+    layer.attention_norm, layer.feed_forward_norm = (nn.RMSNorm(width, eps=norm_eps) for _ in range(2))
+    return layer

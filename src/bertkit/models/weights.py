@@ -25,6 +25,13 @@ def prefixed(names: Names, here: str, hub: str) -> dict[str, str]:
     return {(here + name).rstrip("."): (hub + hub_name).rstrip(".") for name, hub_name in names.items()}
 
 
+def attention_names(
+    hub: str, query: str, key: str, value: str, output: str, *, here: str = "layers.{n}.attention."
+) -> dict[str, str]:
+    """The table of an attention's maps, given their names below `hub`."""
+    return prefixed({"query": query, "key": key, "value": value, "output": output}, here, hub)
+
+
 def to_hub_names(parameters: Iterable[str], names: Names) -> dict[str, str]:
     """The Hub's name of every parameter; the longest matching module name applies.
 

@@ -106,7 +106,7 @@ def test_dropout_stands_where_the_released_code_has_it() -> None:
     assert set(rates.values()) == {0.05}
     assert set(rates) == {
         "encoder.dropout",
-        *(f"encoder.layers.{layer}.attention_dropout" for layer in range(3)),
+        *(f"encoder.layers.{layer}.attention.output_dropout" for layer in range(3)),
         *(f"encoder.layers.{layer}.feed_forward.dropout" for layer in range(3)),
     }
 

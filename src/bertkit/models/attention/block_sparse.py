@@ -22,7 +22,8 @@ from torch.nn import functional
 
 from bertkit.arrays import Int64Array
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention.self_attention import attend_block, from_blocks, fused_attention, in_blocks, is_recorded
+from bertkit.models.attention.rectangles import from_blocks, in_blocks
+from bertkit.models.attention.self_attention import attend_block, fused_attention, is_recorded
 from bertkit.models.recorder import Scope
 
 _ALWAYS = 5

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import SourceTarget
-from bertkit.models.attention.self_attention import attend_block, from_blocks, is_recorded, to_blocks
+from bertkit.models.attention.rectangles import from_blocks, to_blocks
+from bertkit.models.attention.self_attention import attend_block, is_recorded
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
 
@@ -60,8 +61,7 @@ class CrossAttention(nn.Module):
         (S, N, H), and `hook_pattern`."""
         query_UNH = scope.tap("hook_q", self.query(hidden_UD).view(hidden_UD.shape[0], self.heads, -1))
         mixed_UNH = scope.tap("hook_z", source.attend(self, layer, query_UNH, scope))
-        output: Tensor = self.output(mixed_UNH.flatten(1))
-        return output
+        return self.output(mixed_UNH.flatten(1))
 
     def keys_values(self, states_SD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the source's states, each (S, N, H)."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention.self_attention import Bias, SelfAttention
@@ -76,32 +76,21 @@ class DisentangledAttention(SelfAttention):
         self.kinds = frozenset(kinds)
         self.scale = scale
         self.position_dropout = Dropout(position_dropout_rate)
-        self.add_maps(width)
-
-    @property
-    def products_per_pair(self) -> int:
-        """As in `SelfAttention`; each kind of score needs at most twice as many table rows as there are keys."""
-        return super().products_per_pair + 2 * len(self.kinds)
+        # Each kind of score needs at most twice as many table rows as there are keys.
+        self.products_per_pair = 2 + 2 * len(self.kinds)
 
     @abstractmethod
-    def add_maps(self, width: int) -> None:
-        """Add the modules that positions go through."""
+    def position_map(self, kind: Kind) -> nn.Module:
+        """The map of positions, (R, D) to (R, D), to keys for c2p and to queries for p2c."""
 
-    @abstractmethod
-    def position_keys(self, table_RD: Tensor) -> Tensor:
-        """(R, D) to (R, D)."""
-
-    @abstractmethod
-    def position_queries(self, table_RD: Tensor) -> Tensor:
-        """(R, D) to (R, D)."""
-
-    def disentangled(
+    def forward(  # type: ignore[override]  # it also reads the distances
         self,
         hidden_TD: Tensor,
         sequences: PackedSequences,
-        distances: Distances | None,
         scope: Scope,
         index_M: Tensor | None = None,
+        *,
+        distances: Distances | None,
     ) -> Tensor:
         """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`."""
         bias = None if distances is None or not self.kinds else self._bias(distances)
@@ -111,8 +100,8 @@ class DisentangledAttention(SelfAttention):
         """The second and third terms of equation 4. The query's position relative to the key is the negative of the
         key's position relative to the query, so both terms read the same row."""
         table_RD = self.position_dropout(distances.table_RD)
-        key_NHR = self._by_head(self.position_keys(table_RD)) if "c2p" in self.kinds else None
-        query_NHR = self._by_head(self.position_queries(table_RD)) if "p2c" in self.kinds else None
+        key_NHR = self._by_head(self.position_map("c2p")(table_RD)) if "c2p" in self.kinds else None
+        query_NHR = self._by_head(self.position_map("p2c")(table_RD)) if "p2c" in self.kinds else None
 
         def bias(query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
             row_bNSS = distances.rows(block.length).expand(*query_bNSH.shape[:2], -1, -1)
@@ -133,46 +122,37 @@ class DisentangledAttention(SelfAttention):
 class SharedPositions(DisentangledAttention):
     """Positions go through the contents' own maps: `share_att_key`."""
 
-    def add_maps(self, width: int) -> None:
-        """No maps other than the contents'."""
-        return
-
-    def position_keys(self, table_RD: Tensor) -> Tensor:
-        keys_RD: Tensor = self.key(table_RD)
-        return keys_RD
-
-    def position_queries(self, table_RD: Tensor) -> Tensor:
-        queries_RD: Tensor = self.query(table_RD)
-        return queries_RD
+    def position_map(self, kind: Kind) -> nn.Module:
+        return self.key if kind == "c2p" else self.query
 
 
 class SeparatePositions(DisentangledAttention):
-    """Positions have maps of their own, for the kinds of scores in use."""
+    """Positions have maps of their own, for the kinds of scores in use; arguments as in `DisentangledAttention`.
+
+    Attributes:
+        key_bias: whether the positions' map to keys has a bias.
+    """
 
     position_maps: ClassVar[tuple[str, ...]] = ("position_key", "position_query")
+    key_bias: ClassVar[bool] = True
 
-    def add_maps(self, width: int) -> None:
-        """`position_key` and `position_query`."""
+    def __init__(self, width: int, heads: int, **settings: Any) -> None:
+        super().__init__(width, heads, **settings)
         if "c2p" in self.kinds:
-            self.position_key = Linear(width, width)
+            self.position_key = Linear(width, width, bias=self.key_bias)
         if "p2c" in self.kinds:
             self.position_query = Linear(width, width)
 
-    def position_keys(self, table_RD: Tensor) -> Tensor:
-        keys_RD: Tensor = self.position_key(table_RD)
-        return keys_RD
-
-    def position_queries(self, table_RD: Tensor) -> Tensor:
-        queries_RD: Tensor = self.position_query(table_RD)
-        return queries_RD
+    def position_map(self, kind: Kind) -> nn.Module:
+        return self.position_key if kind == "c2p" else self.position_query
 
 
 class KeysWithoutBias(SeparatePositions):
     """Version 1's attention: keys of contents and of positions have no bias."""
 
-    def add_maps(self, width: int) -> None:
-        """As in `SeparatePositions`, with keys without a bias."""
-        super().add_maps(width)
+    key_bias: ClassVar[bool] = False
+    pruning_obstacle = "its files contain one matrix for equally many heads of queries, keys and values"
+
+    def __init__(self, width: int, heads: int, **settings: Any) -> None:
+        super().__init__(width, heads, **settings)
         self.key = Linear(width, width, bias=False)
-        if "c2p" in self.kinds:
-            self.position_key = Linear(width, width, bias=False)

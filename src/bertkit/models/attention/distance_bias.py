@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.data.batch import AttentionBlock
-from bertkit.models.attention.key_value_cache import CachedBias
 
 
 def distance_buckets(distance: Tensor, *, buckets: int, furthest: int, both_sides: bool) -> Tensor:
@@ -40,7 +39,7 @@ def distance_buckets(distance: Tensor, *, buckets: int, furthest: int, both_side
     return torch.where(distance < exact, distance, coarse) + after
 
 
-class BucketBias(CachedBias):
+class BucketBias:
     """The bias of one forward pass, computed once per length for all layers.
 
     Args:
@@ -55,7 +54,7 @@ class BucketBias(CachedBias):
         self._of_next: Tensor | None = None
 
     def __call__(self, query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
-        """(1, N, S, S)."""
+        """As a `Bias` of self_attention.py, (1, N, S, S)."""
         length = str(block.length)  # an exported graph's symbol cannot be a key
         if length not in self._of_length:
             position_S = torch.arange(block.length, device=query_bNSH.device)
@@ -64,6 +63,7 @@ class BucketBias(CachedBias):
         return self._of_length[length].to(query_bNSH.dtype)
 
     def of_next(self, position_R: Tensor, keys: int) -> Tensor:
+        """The bias of the next token of each row, (R, N, 1, K), given its position; a row's keys are at 0, 1, ..."""
         if self._of_next is None:
             place_K = torch.arange(keys, device=position_R.device)
             values_RKN = self._values(place_K[None, :] - position_R[:, None])

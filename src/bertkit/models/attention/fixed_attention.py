@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention.self_attention import Mix, SelfAttention, from_blocks, to_blocks
+from bertkit.models.attention.rectangles import from_blocks, to_blocks
+from bertkit.models.attention.self_attention import Mix, SelfAttention
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
 
@@ -58,6 +59,8 @@ class FixedHeadsAttention(SelfAttention):
         heads: N, above seven.
         dropout_rate: of the learnt heads' probabilities.
     """
+
+    pruning_obstacle = "its first heads attend by position alone"
 
     def __init__(self, width: int, heads: int, *, dropout_rate: float) -> None:
         super().__init__(width, heads, dropout_rate=dropout_rate)

@@ -10,7 +10,6 @@ Shapes: T packed tokens, R rows (sequences that grow), N heads, H head width, S 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -18,23 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-
-
-class CachedBias(ABC):
-    """Added to the scaled scores: a `Bias` of self_attention.py that also supports cached rows."""
-
-    @abstractmethod
-    def __call__(self, query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
-        """The bias of a block; broadcasts to (b, N, S, S)."""
-
-    @abstractmethod
-    def of_next(self, position_R: Tensor, keys: int) -> Tensor:
-        """The bias of the next token of each row, (R, N, 1, S).
-
-        Args:
-            position_R: the token's position; a row's keys are at 0, 1, ...
-            keys: S.
-        """
+from bertkit.models.attention.distance_bias import BucketBias
 
 
 class KeyValueCache:
@@ -90,7 +73,7 @@ class KeyValueCache:
         *,
         scale: float | None,
         each_side: int | None,
-        bias: CachedBias | None = None,
+        bias: BucketBias | None = None,
     ) -> Tensor:
         """Store the new tokens' keys and values in the next layer; each token attends to its row: (R, N, H).
 
@@ -189,7 +172,7 @@ def through_cache(
     *,
     scale: float | None = None,
     each_side: int | None = None,
-    bias: CachedBias | None = None,
+    bias: BucketBias | None = None,
 ) -> Tensor | None:
     """Attention output for the next tokens of cached rows, (T, N, H); None if it must be computed as usual.
 

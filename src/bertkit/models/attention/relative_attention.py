@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
-from bertkit.models.attention.self_attention import from_blocks, is_recorded, to_blocks
+from bertkit.models.attention.rectangles import from_blocks, to_blocks
+from bertkit.models.attention.self_attention import is_recorded
 from bertkit.models.operators.dropout import dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
@@ -275,8 +276,7 @@ class DistanceAttention(nn.Module, ABC):
         mixed_TNH = from_blocks(mixed, pairs.sequences)
         if tokens_M is not None:
             mixed_TNH = mixed_TNH.index_select(0, tokens_M)
-        output_MD: Tensor = self.output(scope.tap("hook_z", mixed_TNH).flatten(1))
-        return output_MD
+        return self.output(scope.tap("hook_z", mixed_TNH).flatten(1))
 
     def scores(
         self,

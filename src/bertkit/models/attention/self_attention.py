@@ -1,7 +1,7 @@
 """Self-attention over packed sequences: the only place that reads where sequences end.
 
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are grouped by length into rectangles (data/batch.py),
-and each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly if they are
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2. Sequences are grouped by length into rectangles (rectangles.py), and
+each rectangle goes through torch's scaled dot-product attention. Probabilities are computed explicitly if they are
 dropped out (torch does the same, with a slower sampler), if they are recorded, or if that is faster
 (`fused_attention`). Kernels that need no rectangles take precedence if they support the request (varlen.py).
 
@@ -14,7 +14,7 @@ Shapes: T packed tokens, D width, N heads, H head width; b sequences of one bloc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -26,10 +26,12 @@ from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.kernels import ops
 from bertkit.kernels.attention import AttentionRange
 from bertkit.kernels.loading import active
-from bertkit.models.attention.key_value_cache import CachedBias, through_cache
+from bertkit.models.attention.distance_bias import BucketBias
+from bertkit.models.attention.key_value_cache import through_cache
 from bertkit.models.attention.projection import Projection, project_at_once, project_to_columns
-from bertkit.models.attention.varlen import attend_joined, attend_packed, has_kernels, in_compiled_kernel
-from bertkit.models.operators.dropout import drawn, dropout
+from bertkit.models.attention.rectangles import from_blocks, in_blocks, to_blocks
+from bertkit.models.attention.varlen import Heads, attend_joined, attend_packed, has_kernels, in_compiled_kernel
+from bertkit.models.operators.dropout import Dropout, drawn, dropout
 from bertkit.models.operators.eager import eager, exclude_from_compile
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
@@ -58,71 +60,6 @@ def causal(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-class _Regroup(torch.autograd.Function):
-    """Permute rows; backward gathers by the inverse index, which is faster than adding by index.
-
-    Correct only if every row that `forward_index` repeats or `backward_index` omits has a zero gradient. Such rows are
-    the padding cells of a block, which are masked as keys and dropped as queries.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, forward_index: Tensor, backward_index: Tensor) -> Tensor:
-        ctx.save_for_backward(backward_index)
-        return rows.index_select(0, forward_index)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (backward_index,) = ctx.saved_tensors
-        return gradients[0].index_select(0, backward_index), None, None
-
-
-class _Ungroup(torch.autograd.Function):
-    """Select the rows of the packed tokens from the cells of the blocks; backward fills padding cells with zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, cells: Tensor, scatter_T: Tensor) -> Tensor:
-        ctx.save_for_backward(scatter_T)
-        ctx.shape = cells.shape
-        return cells.index_select(0, scatter_T)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (scatter_T,) = ctx.saved_tensors
-        cells = gradients[0].new_zeros(ctx.shape)
-        cells[scatter_T] = gradients[0]
-        return cells, None
-
-
-def to_blocks(rows_TNH: Tensor, sequences: PackedSequences) -> list[Tensor]:
-    """Packed rows as one tensor (b, N, S, H) per block."""
-    if sequences.gather_P is None:
-        cells_PNH = rows_TNH
-    else:
-        cells_PNH = _Regroup.apply(rows_TNH, sequences.gather_P, sequences.scatter_T)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
-    sizes = [block.sequences * block.length for block in sequences.blocks]
-    return [
-        cells.view(block.sequences, block.length, *cells.shape[1:]).transpose(1, 2)
-        for cells, block in zip(torch.split(cells_PNH, sizes), sequences.blocks, strict=True)
-    ]
-
-
-def in_blocks(
-    query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences
-) -> Iterator[tuple[Tensor, Tensor, Tensor, AttentionBlock]]:
-    """Queries, keys and values of each block, each (b, N, S, H), and the block itself."""
-    parts = (to_blocks(rows_TNH, sequences) for rows_TNH in (query_TNH, key_TNH, value_TNH))
-    return zip(*parts, sequences.blocks, strict=True)
-
-
-def from_blocks(blocks_bNSH: list[Tensor], sequences: PackedSequences) -> Tensor:
-    """The inverse of `to_blocks`: (T, N, H)."""
-    cells = [block.transpose(1, 2).flatten(0, 1) for block in blocks_bNSH]
-    cells_PNH = cells[0] if len(cells) == 1 else torch.cat(cells)
-    if sequences.scatter_T is None:
-        return cells_PNH
-    return _Ungroup.apply(cells_PNH, sequences.scatter_T)  # type: ignore[no-untyped-call, no-any-return]  # torch leaves Function.apply untyped
-
-
 def attend(
     query_TNH: Tensor,
     key_TNH: Tensor,
@@ -145,41 +82,26 @@ def attend(
         bias: added to the scaled scores.
         scale: factor of the scores; None: one over the square root of the head width.
     """
-    cached_bias = bias if isinstance(bias, CachedBias) else None
-    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, scale=scale, bias=cached_bias)
+    heads = (query_TNH, key_TNH, value_TNH)
+    cached_bias = bias if isinstance(bias, BucketBias) else None
+    cached_TNH = through_cache(*heads, sequences, scale=scale, bias=cached_bias)
     if cached_TNH is not None:
         assert cached_bias is bias, "a family whose scores have another bias does not declare `caches_keys`"
         return cached_TNH
+    obstacle = _needs_scores(scope, visible, bias)
     packed_TNH = attend_packed(
-        query_TNH,
-        key_TNH,
-        value_TNH,
-        sequences,
-        obstacle=_needs_scores(scope, visible, bias),
-        causal=visible is causal,
-        scale=scale,
-        dropout_rate=dropout_rate,
+        *heads, sequences, obstacle=obstacle, causal=visible is causal, scale=scale, dropout_rate=dropout_rate
     )
     if packed_TNH is not None:
         return packed_TNH
     return eager(_attend_in_rectangles)(
-        query_TNH,
-        key_TNH,
-        value_TNH,
-        sequences,
-        dropout_rate=dropout_rate,
-        scope=scope,
-        visible=visible,
-        bias=bias,
-        scale=scale,
+        heads, sequences, dropout_rate=dropout_rate, scope=scope, visible=visible, bias=bias, scale=scale
     )
 
 
 @exclude_from_compile
 def _attend_in_rectangles(
-    query_TNH: Tensor,
-    key_TNH: Tensor,
-    value_TNH: Tensor,
+    heads: Heads,
     sequences: PackedSequences,
     *,
     dropout_rate: float,
@@ -193,7 +115,7 @@ def _attend_in_rectangles(
     if explicit:
         sequences = sequences.as_one_block()
     mixed = []
-    for query, key, value, block in in_blocks(query_TNH, key_TNH, value_TNH, sequences):
+    for query, key, value, block in in_blocks(*heads, sequences):
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
         bias_bNSS = None if bias is None else bias(query, key, block)
         if explicit or (dropout_rate > 0 and query.device.type == "cpu"):
@@ -407,6 +329,15 @@ class SelfAttention(nn.Module):
     position_maps: ClassVar[tuple[str, ...]] = ()
     """Linear maps that are applied to positions, not to tokens."""
 
+    products_per_pair = 2
+    """Multiply-adds for each pair of tokens and each dimension: query with key, probability with value."""
+
+    products_per_token = 0
+    """Multiply-adds for each token and each dimension, as with the rows of a table."""
+
+    pruning_obstacle: str | None = None
+    """Why single heads cannot be removed; None: they can."""
+
     def __init__(
         self, width: int, heads: int, *, dropout_rate: float, head_width: int | None = None, bias: bool = True
     ) -> None:
@@ -419,16 +350,6 @@ class SelfAttention(nn.Module):
         self.key = Linear(width, inner, bias=bias)
         self.value = Linear(width, inner, bias=bias)
         self.output = Linear(inner, width, bias=bias)
-
-    @property
-    def products_per_pair(self) -> int:
-        """Multiply-adds for each pair of tokens and each dimension: query with key, probability with value."""
-        return 2
-
-    @property
-    def products_per_token(self) -> int:
-        """Multiply-adds for each token and each dimension, as with the rows of a table; 0 if there are none."""
-        return 0
 
     def keys_per_query(self, length: float) -> float:
         """Number of keys whose scores are computed per query in a sequence of this many tokens: by default all."""
@@ -476,8 +397,7 @@ class SelfAttention(nn.Module):
         key_TNH, value_TNH = (each.view(hidden_TD.shape[0], self.heads, -1) for each in (key_TD, value_TD))
         rate = self.dropout_rate if self.training else 0.0
         mixed_BNH = attend_from_one(query_BNH, key_TNH, value_TNH, sequences, token_B, dropout_rate=rate)
-        output: Tensor = self.output(mixed_BNH.flatten(1))
-        return output
+        return self.output(mixed_BNH.flatten(1))
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         """The linear maps around `mix`: (T, D) to (T, D), or to (M, D) for the tokens `index_M`.
@@ -503,11 +423,36 @@ class SelfAttention(nn.Module):
     def _to_output(self, mixed_TNH: Tensor, index_M: Tensor | None) -> Tensor:
         """The heads' outputs through the output projection, (T, D), or (M, D) of these tokens."""
         selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        output: Tensor = self.output(selected_TNH.flatten(1))
-        return output
+        return self.output(selected_TNH.flatten(1))
 
     def mix(
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
         """Queries, keys and values to the heads' outputs, each (T, N, H)."""
         return self.mixing(sequences, scope)(query_TNH, key_TNH, value_TNH)
+
+
+class BiasedAttention(SelfAttention):
+    """Attention with a bias on its scores, which all layers share; arguments as in `SelfAttention`, and
+    `output_dropout_rate`, of the output."""
+
+    pruning_obstacle = "all layers read one table with a bias for every head"
+
+    def __init__(
+        self, width: int, heads: int, *, dropout_rate: float, output_dropout_rate: float = 0.0, **settings: Any
+    ) -> None:
+        super().__init__(width, heads, dropout_rate=dropout_rate, **settings)
+        self.output_dropout = Dropout(output_dropout_rate)
+
+    def forward(  # type: ignore[override]  # it also reads the bias
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        scope: Scope,
+        index_M: Tensor | None = None,
+        *,
+        bias: Bias | None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`."""
+        mix = self.mixing(sequences, scope, bias=bias)
+        return self.output_dropout(self.project(hidden_TD, mix, scope, index_M))

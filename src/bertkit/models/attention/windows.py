@@ -18,16 +18,9 @@ from torch.nn import functional
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention.key_value_cache import through_cache
-from bertkit.models.attention.self_attention import (
-    attend_explicitly,
-    from_blocks,
-    fused_attention,
-    in_blocks,
-    is_recorded,
-    scaled_scores,
-    to_blocks,
-)
-from bertkit.models.attention.varlen import attend_packed
+from bertkit.models.attention.rectangles import from_blocks, in_blocks, to_blocks
+from bertkit.models.attention.self_attention import attend_explicitly, fused_attention, is_recorded, scaled_scores
+from bertkit.models.attention.varlen import Heads, attend_packed
 from bertkit.models.operators.eager import eager, exclude_from_compile
 from bertkit.models.recorder import Scope
 
@@ -121,37 +114,22 @@ def sliding_window_attention(
         scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`.
         tokens: global tokens, visible to all.
     """
-    cached_TNH = through_cache(query_TNH, key_TNH, value_TNH, sequences, each_side=each_side)
+    heads = (query_TNH, key_TNH, value_TNH)
+    cached_TNH = through_cache(*heads, sequences, each_side=each_side)
     if cached_TNH is not None:
         return cached_TNH
-    packed_TNH = attend_packed(
-        query_TNH,
-        key_TNH,
-        value_TNH,
-        sequences,
-        obstacle=_needs_scores(scope, tokens),
-        each_side=each_side,
-        dropout_rate=dropout_rate,
-    )
+    obstacle = _needs_scores(scope, tokens)
+    packed_TNH = attend_packed(*heads, sequences, obstacle=obstacle, each_side=each_side, dropout_rate=dropout_rate)
     if packed_TNH is not None:
         return packed_TNH
     return eager(_attend_near_in_rectangles)(
-        query_TNH,
-        key_TNH,
-        value_TNH,
-        sequences,
-        each_side=each_side,
-        dropout_rate=dropout_rate,
-        scope=scope,
-        tokens=tokens,
+        heads, sequences, each_side=each_side, dropout_rate=dropout_rate, scope=scope, tokens=tokens
     )
 
 
 @exclude_from_compile
 def _attend_near_in_rectangles(
-    query_TNH: Tensor,
-    key_TNH: Tensor,
-    value_TNH: Tensor,
+    heads: Heads,
     sequences: PackedSequences,
     *,
     each_side: int,
@@ -164,8 +142,7 @@ def _attend_near_in_rectangles(
         sequences = sequences.as_one_block()
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)
     mixed = []
-    blocks = in_blocks(query_TNH, key_TNH, value_TNH, sequences)
-    for (query, key, value, block), found in zip(blocks, marks, strict=True):
+    for (query, key, value, block), found in zip(in_blocks(*heads, sequences), marks, strict=True):
         if recorded(scope) or torch.compiler.is_exporting() or block.length <= 2 * each_side:
             mask = _whole_mask(block, found, each_side, query.device)
             mixed.append(_mix(query, key, value, mask, block, dropout_rate, scope))

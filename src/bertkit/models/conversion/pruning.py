@@ -24,17 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import DataError, UsageError
-from bertkit.models.attention.disentangled import KeysWithoutBias
-from bertkit.models.attention.fixed_attention import FixedHeadsAttention
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import LAYER_NAME, Encoder, EncoderConfig
 from bertkit.models.encoder_decoder import EncoderDecoderConfig
-from bertkit.models.families.bigbird import BigBirdAttention
-from bertkit.models.families.gpt_bert import GptBertAttention
-from bertkit.models.families.mosaicbert import MosaicBertLayer
-from bertkit.models.families.mpnet import MPNetLayer
-from bertkit.models.families.rotary_encoder import RotaryAttention
-from bertkit.models.families.t5 import T5EncoderLayer
 from bertkit.models.headed import HeadedModel
 
 PRUNED_HEADS = "pruned_heads"
@@ -59,22 +51,8 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
         reason = "its layers share their weights, so a head would be removed from all of them"
     elif len(found) < len(layers):
         reason = "its heads have other weights than those of queries, keys, values and output"
-    elif any(isinstance(layer, MPNetLayer | T5EncoderLayer) for layer in layers):
-        reason = "all layers read one table with a bias for every head"
-    elif any(isinstance(attention, FixedHeadsAttention) for attention in found):
-        reason = "its first heads attend by position alone"
-    elif any(isinstance(layer, MosaicBertLayer) for layer in layers):
-        reason = "a head's distance slope depends on its number"
-    elif any(isinstance(attention, BigBirdAttention) and attention.is_sparse for attention in found):
-        reason = "the random blocks of a head depend on its number"
-    elif any(isinstance(attention, KeysWithoutBias) for attention in found):
-        reason = "its files contain one matrix for equally many heads of queries, keys and values"
-    elif getattr(encoder.config, "value_embeddings", 0):
-        reason = "its value_embeddings hold those of all heads together"
-    elif any(isinstance(attention, RotaryAttention) and attention.queries_per_key > 1 for attention in found):
-        reason = "several of them share keys and values"
-    elif any(isinstance(attention, GptBertAttention) for attention in found):
-        reason = "a norm over the outputs of all heads follows them"
+    else:
+        reason = next((each.pruning_obstacle for each in found if each.pruning_obstacle), None)
     if reason is not None:
         kind = _family(encoder)
         raise UsageError(f"heads cannot be removed from a model of the family {kind}: {reason}; {_OTHERWISE}")

@@ -28,7 +28,18 @@ _CPU = torch.device("cpu")
 
 
 class NextTokens(ABC):
-    """R sequences, to each of which every step adds a token; logits are those of the next token."""
+    """R sequences, to each of which every step adds a token; logits are those of the next token.
+
+    Args:
+        model: is moved to the device.
+        head: the head that predicts.
+        device: where to compute.
+    """
+
+    def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
+        self.model = model.to(device).eval()
+        self.head = head
+        self.device = device
 
     @abstractmethod
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
@@ -51,13 +62,8 @@ class NextTokens(ABC):
 class CachedNextTokens(NextTokens):
     """Each token is computed once."""
 
-    def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
-        assert model.encoder.caches_keys
-        self.model = model.to(device).eval()
-        self.head = head
-        self.device = device
-
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
+        assert self.model.encoder.caches_keys
         batch = PackedBatch.from_ids(ids, causal=True).to(self.device)
         self.cache = KeyValueCache([len(row) for row in ids], room, self.device)
         self.products = StepProducts(self.model, self.head, room - max(map(len, ids)))
@@ -87,11 +93,7 @@ class CachedNextTokens(NextTokens):
 class RecomputedNextTokens(NextTokens):
     """All tokens are recomputed at every step: for families without a cache, and as the reference for the cache."""
 
-    def __init__(self, model: HeadedModel, head: str, *, device: torch.device = _CPU) -> None:
-        self.model = model.to(device).eval()
-        self.head = head
-        self.device = device
-        self.ids: list[list[int]] = []
+    ids: list[list[int]]
 
     def start(self, ids: Sequence[Sequence[int]], room: int) -> Tensor:
         self.ids = [list(row) for row in ids]

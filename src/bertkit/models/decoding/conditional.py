@@ -31,9 +31,8 @@ class CachedSourceNextTokens(NextTokens):
 
     def __init__(self, model: HeadedModel, *, device: torch.device = _CPU) -> None:
         assert isinstance(model.encoder, EncoderDecoder)
-        self.model = model.to(device).eval()
+        super().__init__(model, SEQ2SEQ, device=device)
         self.stacks = model.encoder
-        self.device = device
         self.sources: list[list[int]] = []
 
     def read(self, sources: Sequence[Sequence[int]]) -> None:

@@ -25,10 +25,11 @@ from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Names, to_hub_names
+from bertkit.models.weights import Names, attention_names, to_hub_names
 
 Sharing = Literal["all", "attention", "ffn", "none"]
 _GROUPS = "encoder.albert_layer_groups."
+_LAYER = _GROUPS + "{g}.albert_layers.{i}."
 
 
 class AlbertConfig(BertLikeConfig):
@@ -52,9 +53,8 @@ class AlbertConfig(BertLikeConfig):
     sharing: Sharing = Field("all", description="Weights that all layers share: all, attention, ffn or none.")
     classifier_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout before a classifier.")
 
-    model_type: ClassVar[str] = "albert"
     hub_prefix: ClassVar[str] = "albert"
-    base_architecture: ClassVar[str] = "AlbertModel"
+    classes: ClassVar[str] = "Albert"
     joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
         frozenset({"masked_lm", "sentence_order"}): "AlbertForPreTraining"
     }
@@ -169,24 +169,13 @@ class Albert(Encoder):
         **EMBEDDING_NAMES,
         "embeddings.norm": "embeddings.LayerNorm",
         "projection": "encoder.embedding_hidden_mapping_in",
-        **{
-            "attentions.{g}.{i}." + here: _GROUPS + "{g}.albert_layers.{i}." + hub
-            for here, hub in {
-                "attention.query": "attention.query",
-                "attention.key": "attention.key",
-                "attention.value": "attention.value",
-                "attention.output": "attention.dense",
-                "norm": "attention.LayerNorm",
-            }.items()
-        },
-        **{
-            "feed_forwards.{g}.{i}." + here: _GROUPS + "{g}.albert_layers.{i}." + hub
-            for here, hub in {
-                "feed_forward.inner": "ffn",
-                "feed_forward.outer": "ffn_output",
-                "norm": "full_layer_layer_norm",
-            }.items()
-        },
+        **attention_names(
+            _LAYER + "attention.", "query", "key", "value", "dense", here="attentions.{g}.{i}.attention."
+        ),
+        "attentions.{g}.{i}.norm": _LAYER + "attention.LayerNorm",
+        "feed_forwards.{g}.{i}.feed_forward.inner": _LAYER + "ffn",
+        "feed_forwards.{g}.{i}.feed_forward.outer": _LAYER + "ffn_output",
+        "feed_forwards.{g}.{i}.norm": _LAYER + "full_layer_layer_norm",
     }
 
     def __init__(self, config: AlbertConfig, vocab_size: int) -> None:

@@ -38,9 +38,7 @@ class BartConfig(PostNormConfig):
         " added.",
     )
 
-    model_type: ClassVar[str] = "bart"
-    base_architecture: ClassVar[str] = "BartModel"
-    architecture: ClassVar[str] = "BartForConditionalGeneration"
+    classes: ClassVar[str] = "Bart"
     hub_ignored: ClassVar[tuple[str, ...]] = (*PostNormConfig.hub_ignored, "encoder.version", "decoder.version")
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Bart:
@@ -83,9 +81,7 @@ class Bart(PostNormEncoderDecoder):
         self.target_positions = LearntPositions(config)
 
     def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
-        hidden_TD: Tensor = self.dropout(self.source_positions(self.scaled_words(ids_T, scope), positions_T, scope))
-        return hidden_TD
+        return self.dropout(self.source_positions(self.scaled_words(ids_T, scope), positions_T, scope))
 
     def embed_target(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
-        hidden_TD: Tensor = self.dropout(self.target_positions(self.scaled_words(ids_T, scope), positions_T, scope))
-        return hidden_TD
+        return self.dropout(self.target_positions(self.scaled_words(ids_T, scope), positions_T, scope))

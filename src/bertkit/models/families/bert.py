@@ -12,7 +12,7 @@ Shapes: T packed tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,14 +21,15 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.self_attention import SelfAttention
-from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder, Initializer, TransformerConfig
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Initializer, TransformerConfig
 from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
-from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Names
+from bertkit.models.recorder import Scope
+from bertkit.models.selective_encoder import LayeredEncoder
+from bertkit.models.weights import Names, attention_names
 
 _LAYER = "encoder.layer.{n}."
 EMBEDDING_NAMES = {
@@ -37,10 +38,7 @@ EMBEDDING_NAMES = {
     "embeddings.token_type": "embeddings.token_type_embeddings",
 }
 LAYER_NAMES = {
-    "layers.{n}.attention.query": _LAYER + "attention.self.query",
-    "layers.{n}.attention.key": _LAYER + "attention.self.key",
-    "layers.{n}.attention.value": _LAYER + "attention.self.value",
-    "layers.{n}.attention.output": _LAYER + "attention.output.dense",
+    **attention_names(_LAYER + "attention.", "self.query", "self.key", "self.value", "output.dense"),
     "layers.{n}.feed_forward.inner": _LAYER + "intermediate.dense",
     "layers.{n}.feed_forward.outer": _LAYER + "output.dense",
 }
@@ -52,6 +50,8 @@ POST_NORM_NAMES = {
     "layers.{n}.feed_forward_norm": _LAYER + "output.LayerNorm",
 }
 """BERT's names, which most related families kept."""
+PRETRAINING = frozenset({"masked_lm", "next_sentence"})
+"""The heads of the Hub's classes for pretraining."""
 
 
 class BertConfig(BertLikeConfig):
@@ -67,12 +67,9 @@ class BertConfig(BertLikeConfig):
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
     tiled_parts: ClassVar[Mapping[str, int] | None] = {}
-    model_type: ClassVar[str] = "bert"
     hub_prefix: ClassVar[str] = "bert"
-    base_architecture: ClassVar[str] = "BertModel"
-    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"masked_lm", "next_sentence"}): "BertForPreTraining"
-    }
+    classes: ClassVar[str] = "Bert"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {PRETRAINING: "BertForPreTraining"}
     pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu"}
 
@@ -80,7 +77,7 @@ class BertConfig(BertLikeConfig):
         return Bert(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        return bert_heads(self, "Bert")
+        return bert_heads(self)
 
 
 class MegatronBertConfig(BertLikeConfig):
@@ -90,12 +87,9 @@ class MegatronBertConfig(BertLikeConfig):
     initializer: Initializer = "family"
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
-    model_type: ClassVar[str] = "megatron-bert"
     hub_prefix: ClassVar[str] = "bert"
-    base_architecture: ClassVar[str] = "MegatronBertModel"
-    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"masked_lm", "next_sentence"}): "MegatronBertForPreTraining"
-    }
+    classes: ClassVar[str] = "MegatronBert"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {PRETRAINING: "MegatronBertForPreTraining"}
     pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {
         "hidden_size": 1024,
@@ -108,17 +102,12 @@ class MegatronBertConfig(BertLikeConfig):
         return MegatronBert(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        return bert_heads(self, "MegatronBert")
+        return bert_heads(self)
 
 
-def bert_heads(config: BertLikeConfig, classes: str) -> dict[str, HeadPlan]:
-    """The heads of BERT and of the families that kept them.
-
-    Args:
-        config: the family's configuration.
-        classes: prefix of the Hub's class names.
-    """
-    dropout = config.task_dropout
+def bert_heads(config: BertLikeConfig) -> dict[str, HeadPlan]:
+    """The heads of BERT and of the families that kept them."""
+    classes, dropout = config.classes, config.task_dropout
     return {
         "masked_lm": masked_lm_plan(
             f"{classes}ForMaskedLM",
@@ -210,66 +199,14 @@ class NormedEmbeddings(Embeddings):
         return normed_TD
 
 
-class BertStack(Encoder):
-    """Embeddings, dropout and layers; the subclass builds the layers."""
+class BertStack(LayeredEncoder):
+    """Embeddings, dropout, and layers that read nothing besides the states; the subclass builds the layers."""
 
     embeddings: WordEmbeddings
-    layers: nn.ModuleList
 
     def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
-
-    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """The input of the first layer, (T, D)."""
-        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
-        return hidden_TD
-
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
-        scope = Scope(recorder, "")
-        return self.finish(self._through(len(self.layers), batch, scope), scope)
-
-    def forward_summary_token(self, batch: PackedBatch, token_B: Tensor, recorder: Recorder | None = None) -> Tensor:
-        """As in `Encoder`; the last layer computes keys and values of all tokens, everything else only for these."""
-        last = self.summary_token_layer
-        # A recorded layer, and a recorded norm after it, compute all tokens.
-        ends = (f"blocks.{len(self.layers) - 1}.", "ln_final.")
-        seen = recorder is not None and any(map(recorder.needs_within, ends))
-        if last is None or seen or batch.sequences.causal_B is not None:
-            return super().forward_summary_token(batch, token_B, recorder)
-        scope = Scope(recorder, "")
-        hidden_TD = self._through(len(self.layers) - 1, batch, scope)
-        return self.finish(last.forward_summary_token(hidden_TD, batch.sequences, token_B), scope)
-
-    @property
-    def summary_token_layer(self) -> PostNormLayer | PreNormLayer | None:
-        # An attention that overrides `mix` computes all tokens.
-        return self._last if self._last is not None and type(self._last.attention) is SelfAttention else None
-
-    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
-        last = self._last
-        if last is None:
-            return super().forward_tokens(batch, index_M)
-        scope = Scope(None, "")
-        states_MD: Tensor = last(self._through(len(self.layers) - 1, batch, scope), batch.sequences, scope, index_M)
-        return self.finish(states_MD, scope)
-
-    def selected_token_modules(self) -> Iterable[nn.Module]:
-        return () if self._last is None else (self._last.attention.output, self._last.feed_forward)
-
-    @property
-    def _last(self) -> PostNormLayer | PreNormLayer | None:
-        """The last layer, in which only attention mixes tokens."""
-        last = self.layers[-1] if len(self.layers) else None
-        return last if isinstance(last, PostNormLayer | PreNormLayer) else None
-
-    def _through(self, layers: int, batch: PackedBatch, scope: Scope) -> Tensor:
-        """The states after this many layers, (T, D)."""
-        hidden_TD = self.embed(batch, scope)
-        for number, layer in enumerate(self.layers[:layers]):
-            hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."))
-        return hidden_TD
 
 
 def bert_layer(

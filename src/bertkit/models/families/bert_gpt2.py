@@ -23,7 +23,13 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import DataError, UsageError
 from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource
 from bertkit.models.encoder import require_whole_heads
-from bertkit.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig, PreNormDecoderLayer
+from bertkit.models.encoder_decoder import (
+    CROSS_PARTS,
+    LAYER_PARTS,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    PreNormDecoderLayer,
+)
 from bertkit.models.families.bert import POST_NORM_NAMES, BertConfig
 from bertkit.models.families.gpt import CausalSelfAttention
 from bertkit.models.families.gpt2 import Gpt2Config
@@ -31,7 +37,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Names
+from bertkit.models.weights import Names, prefixed
 
 _OF_BERT = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_dropout_prob"),
@@ -47,11 +53,6 @@ _OF_GPT2 = {
     "decoder_act": "hidden_act",
 }
 """Fields of the GPT-2, with their names in its configuration."""
-_LAYER_PARTS = (
-    *("attention.query", "attention.key", "attention.value", "attention.output", "attention_norm"),
-    *("cross_attention.query", "cross_attention.key", "cross_attention.value", "cross_attention.output"),
-    *("cross_attention_norm", "feed_forward.inner", "feed_forward.outer", "feed_forward_norm"),
-)
 _NORM_EPS = 1e-5
 
 
@@ -82,10 +83,8 @@ class BertGpt2Config(EncoderDecoderConfig):
     layer_norm_eps: float = Field(1e-12, gt=0, description="Epsilon added to the variance in the encoder's norms.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights.")
 
-    model_type: ClassVar[str] = "bert-gpt2"
     hub_prefix: ClassVar[str] = "model"
-    base_architecture: ClassVar[str] = "BertGpt2Model"
-    architecture: ClassVar[str] = "BertGpt2ForConditionalGeneration"
+    classes: ClassVar[str] = "BertGpt2"
     sizes_of_the_decoder: ClassVar[Mapping[str, str]] = {
         **EncoderDecoderConfig.sizes_of_the_decoder,
         "decoder_attention_heads": "num_attention_heads",
@@ -163,8 +162,8 @@ class BertGpt2(EncoderDecoder):
     word_module: ClassVar[str] = "target_words"
     """The decoder's word embedding, to which the output is tied."""
     hub_names: ClassVar[Names] = {
-        **{f"source.{here}": f"encoder.{there}" for here, there in POST_NORM_NAMES.items()},
-        **{f"decoder_layers.{{n}}.{part}": f"decoder.layers.{{n}}.{part}" for part in _LAYER_PARTS},
+        **prefixed(POST_NORM_NAMES, "source.", "encoder."),
+        **{f"decoder_layers.{{n}}.{part}": f"decoder.layers.{{n}}.{part}" for part in (*LAYER_PARTS, *CROSS_PARTS)},
         "target_words": "decoder.words",
         "target_positions": "decoder.positions",
         "target_norm": "decoder.norm",
@@ -215,8 +214,7 @@ class BertGpt2(EncoderDecoder):
         """(T, D). Points: `hook_embed`, `hook_pos_embed`."""
         word_TD = scope.tap("hook_embed", self.target_words(ids_T))
         position_TD = scope.tap("hook_pos_embed", self.target_positions(positions_T))
-        embedded_TD: Tensor = self.dropout(word_TD + position_TD)
-        return embedded_TD
+        return self.dropout(word_TD + position_TD)
 
     def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
         normed_UD: Tensor = self.target_norm(hidden_UD)

@@ -25,7 +25,15 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.block_sparse import BlockPattern, attend_blocks
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
-from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, bert_layer, segment_types
+from bertkit.models.families.bert import (
+    POST_NORM_NAMES,
+    PRETRAINING,
+    BertStack,
+    Embeddings,
+    bert_heads,
+    bert_layer,
+    segment_types,
+)
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
@@ -58,12 +66,9 @@ class BigBirdConfig(BertLikeConfig):
     use_bias: bool = Field(True, description="Whether the projections to queries, keys and values have a bias.")
     classifier_dropout: ClassifierDropout = None
 
-    model_type: ClassVar[str] = "big_bird"
     hub_prefix: ClassVar[str] = "bert"
-    base_architecture: ClassVar[str] = "BigBirdModel"
-    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"masked_lm", "next_sentence"}): "BigBirdForPreTraining"
-    }
+    classes: ClassVar[str] = "BigBird"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {PRETRAINING: "BigBirdForPreTraining"}
     pooler_hub_name: ClassVar[str | None] = "bert.pooler"
     causal_attention: ClassVar[bool] = False
 
@@ -76,7 +81,7 @@ class BigBirdConfig(BertLikeConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         dropout = self.task_dropout
-        heads = bert_heads(self, "BigBird")
+        heads = bert_heads(self)
         # The Hub has no class with only the sentence head.
         heads["next_sentence"] = replace(heads["next_sentence"], architecture=None)
         heads["multiple_choice"] = classifier_plan(
@@ -119,8 +124,7 @@ class BigBirdSpanHead(nn.Module):
     def forward(self, states_MD: Tensor) -> Tensor:
         """(M, D) to (M, 2)."""
         fed_MD = self.feed_forward(self.input_dropout(states_MD), Scope(None, ""))
-        logits_M2: Tensor = self.output(self.norm(states_MD + self.dropout(fed_MD)))
-        return logits_M2
+        return self.output(self.norm(states_MD + self.dropout(fed_MD)))
 
 
 class BigBirdEmbeddings(Embeddings):
@@ -152,6 +156,7 @@ class BigBirdAttention(SelfAttention):
             setattr(self, name, Linear(width, width, bias=config.use_bias))
         self.pattern = BlockPattern(config.block_size, config.num_random_blocks, heads, layer)
         self.is_sparse = is_sparse
+        self.pruning_obstacle = "the random blocks of a head depend on its number" if is_sparse else None
 
     def keys_per_query(self, length: float) -> float:
         return self.pattern.keys_per_query(length) if self.is_sparse else length

@@ -18,7 +18,6 @@ labels.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -27,15 +26,14 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, EncoderConfig
-from bertkit.models.heads import HeadPlan, classifier_plan
+from bertkit.models.heads import DenseClassifier, HeadPlan, classifier_plan
 from bertkit.models.operators.dropout import Dropout
-from bertkit.models.operators.matmul import Linear
+from bertkit.models.operators.projected_lstm import Reading
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
 
@@ -61,18 +59,12 @@ class BilstmConfig(EncoderConfig):
         1, description="Number of texts that the classifier reads per example: one, or two that are compared."
     )
 
-    model_type: ClassVar[str] = "bilstm"
     hub_prefix: ClassVar[str] = "bilstm"
-    base_architecture: ClassVar[str] = "BilstmModel"
+    classes: ClassVar[str] = "Bilstm"
     causal_attention: ClassVar[bool] = False
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Bilstm:
         return Bilstm(self, vocab_size)
-
-    @property
-    def max_tokens(self) -> int:
-        """Sequence length is not limited."""
-        return sys.maxsize
 
     @property
     def reads_token_types(self) -> bool:
@@ -95,7 +87,13 @@ class BilstmConfig(EncoderConfig):
     def _classifier(self, task: str, *, outputs: int | None = None) -> HeadPlan:
         return HeadPlan(
             f"BilstmFor{task}",
-            lambda shape: StateClassifier(self, shape.outputs(outputs)),
+            lambda shape: DenseClassifier(
+                2 * self.lstm_width * (_COMPARED if self.texts == 2 else 1),
+                shape.outputs(outputs),
+                activation="relu",
+                dropout_rate=self.dropout,
+                inner_width=self.classifier_width,
+            ),
             {"dense": "classifier.dense", "output": "classifier.output"},
             summary="mean",
             read=two_texts if self.texts == 2 else one_text,
@@ -143,6 +141,7 @@ class Bilstm(Encoder):
     """Embeddings and LSTM layers that read each text in both directions."""
 
     word_module: ClassVar[str] = "embeddings"
+    recomputes_layers: ClassVar[bool] = False  # most of the memory that an LSTM keeps is its states
     hub_names: ClassVar[Names] = {"embeddings": "embeddings", "layers.{n}": "lstm.{n}"}
 
     def __init__(self, config: BilstmConfig, vocab_size: int) -> None:
@@ -164,10 +163,6 @@ class Bilstm(Encoder):
                 states = packed_lstm(layer, self.dropout(states), bounds_X1)
                 states = scope.tap(f"blocks.{number}.hook_lstm", states)
         return states
-
-    def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: most of the memory that an LSTM keeps is its states."""
-        return ()
 
     def executed_modules(self) -> Iterable[nn.Module]:
         return self.layers
@@ -224,22 +219,6 @@ def two_texts(hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
     return torch.cat([first_BD, second_BD, first_BD * second_BD, (first_BD - second_BD).abs()], dim=-1)
 
 
-class StateClassifier(nn.Module):
-    """A layer with ReLU, dropout, and K logits."""
-
-    def __init__(self, config: BilstmConfig, outputs: int) -> None:
-        super().__init__()
-        width = 2 * config.lstm_width * (_COMPARED if config.texts == 2 else 1)
-        self.dense = Linear(width, config.classifier_width)
-        self.dropout = Dropout(config.dropout)
-        self.output = Linear(config.classifier_width, outputs)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """From the output of `one_text` or `two_texts` to (B, K)."""
-        logits: Tensor = self.output(self.dropout(functional.relu(self.dense(states))))
-        return logits
-
-
 def packed_lstm(lstm: nn.LSTM, states_TD: Tensor, cu_seqlens_B1: Tensor) -> Tensor:
     """torch's LSTM (Hochreiter and Schmidhuber 1997) over packed sequences without padding, (T, 2 H).
 
@@ -250,13 +229,7 @@ def packed_lstm(lstm: nn.LSTM, states_TD: Tensor, cu_seqlens_B1: Tensor) -> Tens
         states_TD: its input.
         cu_seqlens_B1: the start of each sequence, and T; no sequence is empty.
     """
-    lengths_B = cu_seqlens_B1.diff().cpu().numpy().astype(np.int64)
-    rank_B = np.empty_like(lengths_B)
-    rank_B[np.argsort(-lengths_B, kind="stable")] = np.arange(lengths_B.size)
-    starts_B = np.cumsum(lengths_B) - lengths_B
-    position_T = np.arange(int(lengths_B.sum())) - np.repeat(starts_B, lengths_B)
-    by_position_T = np.lexsort((np.repeat(rank_B, lengths_B), position_T))
-    running_S = torch.from_numpy(np.bincount(position_T))
-    order_T = torch.from_numpy(by_position_T).to(states_TD.device)
-    output, _ = lstm(PackedSequence(states_TD[order_T], running_S))
-    return torch.empty_like(output.data).index_copy(0, order_T, output.data)
+    bounds_B1 = cu_seqlens_B1.cpu().numpy().astype(np.int64)
+    reading = Reading.of(bounds_B1[:-1], np.diff(bounds_B1), states_TD.device)
+    output, _ = lstm(PackedSequence(states_TD[reading.order_T], torch.tensor(reading.running_S)))
+    return torch.empty_like(output.data).index_copy(0, reading.order_T, output.data)

@@ -24,8 +24,8 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.disentangled import DisentangledAttention, Distances, KeysWithoutBias, Kind
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.families.bert import POST_NORM_NAMES, bert_layer, segment_types
-from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
-from bertkit.models.layers import ACTIVATIONS, Activation, PostNorm
+from bertkit.models.heads import HeadPlan, Pooler, classifier_plan, masked_lm_plan
+from bertkit.models.layers import Activation, PostNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
@@ -59,9 +59,6 @@ class DebertaLikeConfig(TransformerConfig):
         None, ge=0, lt=1, description="Dropout before a sequence classifier; null: hidden_dropout_prob."
     )
     legacy: bool = Field(True, description="Whether the language-model head is the Hub's first version, under `cls`.")
-
-    classes: ClassVar[str]
-    """Prefix of the Hub's class names."""
 
     of_distances: ClassVar[tuple[str, ...]] = ("max_relative_positions", "position_buckets", "share_att_key")
     """Settings that only affect relative positions."""
@@ -109,7 +106,7 @@ class DebertaLikeConfig(TransformerConfig):
         return (self.bucket(distance) + self.span).clamp(0, 2 * self.span - 1)
 
     def build_pooler(self, width: int) -> nn.Module:
-        return ContextPooler(width, self.pooler_hidden_act, dropout_rate=self.pooler_dropout)
+        return Pooler(width, activation=self.pooler_hidden_act, dropout_rate=self.pooler_dropout)
 
     def heads(self) -> dict[str, HeadPlan]:
         classes, dropout = self.classes, self.hidden_dropout_prob
@@ -134,11 +131,7 @@ class DebertaLikeConfig(TransformerConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> DebertaLikeConfig:
-        """The settings in a config.json, in which kinds of scores may be one string: `p2c|c2p`.
-
-        Raises:
-            ValueError: an unsupported model, or an invalid value.
-        """
+        """The settings in a config.json, in which kinds of scores may be one string: `p2c|c2p`."""
         found = dict(contents)
         kinds = found.get("pos_att_type")
         if isinstance(kinds, str):
@@ -165,26 +158,11 @@ class DebertaConfig(DebertaLikeConfig):
 
     family: Literal["deberta"] = "deberta"
 
-    model_type: ClassVar[str] = "deberta"
     classes: ClassVar[str] = "Deberta"
-    base_architecture: ClassVar[str] = "DebertaModel"
     hub_fixed: ClassVar[Mapping[str, Any]] = {**EncoderConfig.hub_fixed, "talking_head": False}
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Deberta:
         return Deberta(self, vocab_size)
-
-
-class ContextPooler(nn.Module):
-    """Dropout, linear map and activation of each sequence's first token."""
-
-    def __init__(self, width: int, activation: Activation, *, dropout_rate: float) -> None:
-        super().__init__()
-        self.dropout = Dropout(dropout_rate)
-        self.dense = Linear(width, width)
-        self.activation = ACTIVATIONS[activation]
-
-    def forward(self, first_BD: Tensor) -> Tensor:
-        return self.activation(self.dense(self.dropout(first_BD)))
 
 
 class DebertaEmbeddings(nn.Module):
@@ -225,21 +203,6 @@ def build_attention(kind: type[DisentangledAttention], config: DebertaLikeConfig
     )
 
 
-class DebertaLayer(PostNorm):
-    """BERT's layer with disentangled attention."""
-
-    attention: DisentangledAttention
-
-    def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, distances: Distances | None, scope: Scope
-    ) -> Tensor:
-        """(T, D) to (T, D)."""
-        within = scope.within("attn.")
-        return self.around(
-            hidden_TD, lambda states_TD: self.attention.disentangled(states_TD, sequences, distances, within), scope
-        )
-
-
 class Deberta(Encoder):
     """Version 1's encoder, and the base class of version 2's."""
 
@@ -248,9 +211,6 @@ class Deberta(Encoder):
         **POST_NORM_NAMES,
         "embeddings.widen": "embeddings.embed_proj",
         "distance": "encoder.rel_embeddings",
-        "layers.{n}.attention.query": SELF + "query",
-        "layers.{n}.attention.key": SELF + "key",
-        "layers.{n}.attention.value": SELF + "value",
         "layers.{n}.attention.position_key": SELF + "pos_proj",
         "layers.{n}.attention.position_query": SELF + "pos_q_proj",
     }
@@ -263,7 +223,7 @@ class Deberta(Encoder):
         self.distance_norm: nn.Module = nn.Identity()
         kind = self.attention_kind(config)
         self.layers = nn.ModuleList(
-            bert_layer(DebertaLayer, build_attention(kind, config), config, norm_eps=config.layer_norm_eps)
+            bert_layer(PostNorm, build_attention(kind, config), config, norm_eps=config.layer_norm_eps)
             for _ in range(config.num_hidden_layers)
         )
 
@@ -300,7 +260,7 @@ class Deberta(Encoder):
         embedded_TD: Tensor = self.dropout(self.embeddings(batch, scope))
         hidden_TD = embedded_TD
         for number, layer in enumerate(self.layers):
-            hidden_TD = layer(hidden_TD, batch.sequences, distances, scope.within(f"blocks.{number}."))
+            hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."), distances=distances)
             if number == 0:
                 hidden_TD = self.behind_first(embedded_TD, hidden_TD, batch.sequences)
         return hidden_TD

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedSequences
 from bertkit.models.attention.disentangled import DisentangledAttention, SeparatePositions, SharedPositions
-from bertkit.models.attention.self_attention import from_blocks, to_blocks
+from bertkit.models.attention.rectangles import from_blocks, to_blocks
 from bertkit.models.families.deberta import SELF, Deberta, DebertaLikeConfig
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import ACTIVATIONS, Activation
@@ -47,9 +47,7 @@ class DebertaV2Config(DebertaLikeConfig):
     conv_act: Activation = Field("tanh", description="Activation of the convolution.")
 
     causal_attention: ClassVar[bool] = False  # its convolution reads later tokens
-    model_type: ClassVar[str] = "deberta-v2"
     classes: ClassVar[str] = "DebertaV2"
-    base_architecture: ClassVar[str] = "DebertaV2Model"
     hub_defaults: ClassVar[Mapping[str, Any]] = {
         **DebertaLikeConfig.hub_defaults,
         "hidden_size": 1536,
@@ -135,9 +133,7 @@ class DebertaV2(Deberta):
         "distance_norm": "encoder.LayerNorm",
         "convolution.convolution": "encoder.conv.conv",
         "convolution.norm": "encoder.conv.LayerNorm",
-        "layers.{n}.attention.query": SELF + "query_proj",
-        "layers.{n}.attention.key": SELF + "key_proj",
-        "layers.{n}.attention.value": SELF + "value_proj",
+        **{f"layers.{{n}}.attention.{name}": f"{SELF}{name}_proj" for name in ("query", "key", "value")},
         "layers.{n}.attention.position_key": SELF + "pos_key_proj",
         "layers.{n}.attention.position_query": SELF + "pos_query_proj",
     }

@@ -21,7 +21,7 @@ from bertkit.models.families.bert import BertStack, NormedWordEmbeddings, bert_l
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.operators.dropout import Dropout
-from bertkit.models.weights import Names
+from bertkit.models.weights import Names, attention_names
 
 _LAYER = "transformer.layer.{n}."
 _NORM_EPS = 1e-12
@@ -43,9 +43,8 @@ class DistilBertConfig(TransformerConfig):
     qa_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before a span head.")
     seq_classif_dropout: float = Field(0.2, ge=0, lt=1, description="Dropout before a sequence classifier.")
 
-    model_type: ClassVar[str] = "distilbert"
     hub_prefix: ClassVar[str] = "distilbert"
-    base_architecture: ClassVar[str] = "DistilBertModel"
+    classes: ClassVar[str] = "DistilBert"
     hub_keys: ClassVar[Mapping[str, str]] = {
         "hidden_size": "dim",
         "num_hidden_layers": "n_layers",
@@ -118,10 +117,7 @@ class DistilBert(BertStack):
         "embeddings.word": "embeddings.word_embeddings",
         "embeddings.position": "embeddings.position_embeddings",
         "embeddings.norm": "embeddings.LayerNorm",
-        "layers.{n}.attention.query": _LAYER + "attention.q_lin",
-        "layers.{n}.attention.key": _LAYER + "attention.k_lin",
-        "layers.{n}.attention.value": _LAYER + "attention.v_lin",
-        "layers.{n}.attention.output": _LAYER + "attention.out_lin",
+        **attention_names(_LAYER + "attention.", "q_lin", "k_lin", "v_lin", "out_lin"),
         "layers.{n}.attention_norm": _LAYER + "sa_layer_norm",
         "layers.{n}.feed_forward.inner": _LAYER + "ffn.lin1",
         "layers.{n}.feed_forward.outer": _LAYER + "ffn.lin2",

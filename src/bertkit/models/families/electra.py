@@ -42,9 +42,8 @@ class ElectraConfig(BertLikeConfig):
     classifier_dropout: ClassifierDropout = None
     summary_last_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before the multiple-choice score.")
 
-    model_type: ClassVar[str] = "electra"
     hub_prefix: ClassVar[str] = "electra"
-    base_architecture: ClassVar[str] = "ElectraModel"
+    classes: ClassVar[str] = "Electra"
     hub_fixed: ClassVar[Mapping[str, Any]] = {
         **BertLikeConfig.hub_fixed,
         "summary_type": "first",
@@ -116,5 +115,4 @@ class Electra(BertStack):
         embedded = super().embed(batch, scope)
         if not hasattr(self, "projection"):
             return embedded
-        projected_TD: Tensor = self.projection(embedded)
-        return projected_TD
+        return self.projection(embedded)

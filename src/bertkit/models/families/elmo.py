@@ -17,9 +17,7 @@ vocabulary.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -33,7 +31,7 @@ from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.operators.character_cnn import CharacterCnn, Highway, spelling
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
-from bertkit.models.operators.projected_lstm import FORGET, GATES, ProjectedLstm
+from bertkit.models.operators.projected_lstm import FORGET, GATES, ProjectedLstm, Reading
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names
@@ -64,9 +62,8 @@ class ElmoConfig(EncoderConfig):
     projection_clip: float | None = Field(3.0, gt=0, description="Maximum absolute value of an output; null: no limit.")
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1, description="Dropout before each layer and after the last.")
 
-    model_type: ClassVar[str] = "elmo"
     hub_prefix: ClassVar[str] = "elmo"
-    base_architecture: ClassVar[str] = "ElmoModel"
+    classes: ClassVar[str] = "Elmo"
     causal_attention: ClassVar[bool] = False
     reads_backward: ClassVar[bool] = True
 
@@ -77,11 +74,6 @@ class ElmoConfig(EncoderConfig):
                     f"filters: ({width}, {number}) must be a width from 1 to max_characters ({self.max_characters})"
                     f" and a number of filters from 1 to {1 << 17:,}"
                 )
-
-    @property
-    def max_tokens(self) -> int:
-        """Sequence length is not limited."""
-        return sys.maxsize
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Elmo:
         return Elmo(self, vocab_size)
@@ -125,35 +117,6 @@ class ElmoSoftmax(VocabularyHead):
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         return VocabularyProjection(hidden_MD[:, : self.output.in_features], self.output.weight, self.output.bias)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The order in which tokens are read: by position, the longest sequence first.
-
-    Attributes:
-        order_T: the tokens in that order.
-        running_S: number of sequences that have each position.
-        rank_B: each sequence's rank, the longest first.
-    """
-
-    order_T: Tensor
-    running_S: list[int]
-    rank_B: Tensor
-
-    @classmethod
-    def of(cls, starts_B: np.ndarray, lengths_B: np.ndarray, device: torch.device, *, backward: bool) -> Reading:
-        """Of sequences, given their first tokens and lengths; backward: starting from their last tokens."""
-        by_length_B = np.argsort(-lengths_B, kind="stable")
-        rank_B = np.empty_like(by_length_B)
-        rank_B[by_length_B] = np.arange(by_length_B.size)
-        running_S = [int((lengths_B > position).sum()) for position in range(int(lengths_B.max()))]
-        parts = []
-        for position, running in enumerate(running_S):
-            own = by_length_B[:running]
-            parts.append(starts_B[own] + (lengths_B[own] - 1 - position if backward else position))
-        order_T = torch.from_numpy(np.concatenate(parts)).to(device)
-        return cls(order_T, running_S, torch.from_numpy(rank_B).to(device))
 
 
 class Elmo(Encoder):
@@ -252,8 +215,7 @@ class Elmo(Encoder):
                 output_TP = torch.empty_like(output).index_copy(0, reading.order_T, output)
                 halves.append(output_TP + half_TP if number else output_TP)
             states_TD = within.tap("hook_resid_post", torch.cat(halves, dim=1))
-        dropped_TD: Tensor = self.dropout(states_TD)
-        return dropped_TD
+        return self.dropout(states_TD)
 
     def _lanes(
         self, batch: PackedBatch, words_TP: Tensor, state: Mapping[str, Tensor] | None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
-from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, bert_layers
+from bertkit.models.families.bert import POST_NORM_NAMES, PRETRAINING, BertStack, Embeddings, bert_heads, bert_layers
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.recorder import Scope
@@ -33,12 +33,9 @@ class ErnieConfig(BertLikeConfig):
     task_type_vocab_size: int = Field(3, ge=1, description="Number of rows of the task embedding.")
     classifier_dropout: ClassifierDropout = None
 
-    model_type: ClassVar[str] = "ernie"
     hub_prefix: ClassVar[str] = "ernie"
-    base_architecture: ClassVar[str] = "ErnieModel"
-    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"masked_lm", "next_sentence"}): "ErnieForPreTraining"
-    }
+    classes: ClassVar[str] = "Ernie"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {PRETRAINING: "ErnieForPreTraining"}
     pooler_hub_name: ClassVar[str | None] = "ernie.pooler.dense"
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -49,7 +46,7 @@ class ErnieConfig(BertLikeConfig):
         return Ernie(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        return bert_heads(self, "Ernie")
+        return bert_heads(self)
 
 
 class ErnieEmbeddings(Embeddings):

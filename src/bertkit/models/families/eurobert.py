@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from bertkit.models.attention.rotary import require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
-from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention, rms_norm_layer
+from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention
 from bertkit.models.heads import HeadPlan, Summary, TiedVocabularyHead, UntiedVocabularyHead, classifier_plan
-from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer
+from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer, rms_norm_layer
 from bertkit.models.operators.gelu import gelu
 from bertkit.models.operators.matmul import Linear
-from bertkit.models.weights import Names
+from bertkit.models.weights import Names, attention_names
 from bertkit.text.tokenizer import Tokenizer
 
 Pooling = Literal["bos", "mean", "late"]
@@ -62,10 +62,9 @@ class EuroBertConfig(TransformerConfig):
     )
 
     live_fields: ClassVar[frozenset[str]] = frozenset({"rope_theta"})
-    model_type: ClassVar[str] = "eurobert"
     truncates_weights: ClassVar[bool] = False
     hub_prefix: ClassVar[str] = "model"
-    base_architecture: ClassVar[str] = "EuroBertModel"
+    classes: ClassVar[str] = "EuroBert"
     hub_keys: ClassVar[Mapping[str, str]] = {
         "attention_probs_dropout_prob": "attention_dropout",
         "hidden_dropout_prob": "hidden_dropout",
@@ -130,11 +129,7 @@ class EuroBertConfig(TransformerConfig):
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
         """The settings in both versions of config.json: the rotary base as a number or in `rope_parameters`, and the
-        pooling as `clf_pooling` or `classifier_pooling`.
-
-        Raises:
-            ValueError: an unsupported model, or an invalid value.
-        """
+        pooling as `clf_pooling` or `classifier_pooling`."""
         known = {**contents, **rope_theta_in(contents.get("rope_parameters"), "rope_parameters")}
         if "clf_pooling" in contents:
             known.setdefault("classifier_pooling", contents["clf_pooling"])
@@ -173,8 +168,7 @@ class EuroBertClassifier(nn.Module):
 
     def forward(self, summary_BD: Tensor) -> Tensor:
         """(B, D) to (B, K)."""
-        logits_BK: Tensor = self.output(summary_BD if self.dense_first else self.transformed(summary_BD))
-        return logits_BK
+        return self.output(summary_BD if self.dense_first else self.transformed(summary_BD))
 
 
 def _transformed(head: nn.Module, states: Tensor) -> Tensor:
@@ -206,10 +200,7 @@ class EuroBert(RmsNormRotaryEncoder):
     hub_names: ClassVar[Names] = {
         "word": "embed_tokens",
         "layers.{n}.attention_norm": _LAYER + "input_layernorm",
-        "layers.{n}.attention.query": _LAYER + "self_attn.q_proj",
-        "layers.{n}.attention.key": _LAYER + "self_attn.k_proj",
-        "layers.{n}.attention.value": _LAYER + "self_attn.v_proj",
-        "layers.{n}.attention.output": _LAYER + "self_attn.o_proj",
+        **attention_names(_LAYER + "self_attn.", "q_proj", "k_proj", "v_proj", "o_proj"),
         "layers.{n}.feed_forward_norm": _LAYER + "post_attention_layernorm",
         "layers.{n}.feed_forward.gate": _LAYER + "mlp.gate_proj",
         "layers.{n}.feed_forward.gated": _LAYER + "mlp.up_proj",
@@ -220,10 +211,6 @@ class EuroBert(RmsNormRotaryEncoder):
     def __init__(self, config: EuroBertConfig, vocab_size: int) -> None:
         layers = (_layer(config) for _ in range(config.num_hidden_layers))
         super().__init__(config, vocab_size, layers, norm_eps=config.norm_eps)
-
-    @property
-    def theta(self) -> float:
-        return self.config.rope_theta
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "tie_word_embeddings": self.config.tie_word_embeddings}

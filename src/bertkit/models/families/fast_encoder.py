@@ -89,9 +89,8 @@ class FastEncoderConfig(TransformerConfig):
     )
     classifier_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before a task's classifier.")
 
-    model_type: ClassVar[str] = "fast-encoder"
     hub_prefix: ClassVar[str] = "model"
-    base_architecture: ClassVar[str] = "FastEncoderModel"
+    classes: ClassVar[str] = "FastEncoder"
     draws_by_fan_in: ClassVar[bool] = True
     later_fields: ClassVar[frozenset[str]] = frozenset({"head_norm_weights"})
 
@@ -236,6 +235,7 @@ class FastAttention(SelfAttention):
             setattr(self, name, Linear(width, width, bias=False))
         self.eps = config.norm_eps if config.query_key_norm else None
         self.value_weights = nn.Parameter(torch.empty(2)) if has_values else None
+        self.pruning_obstacle = "its value_embeddings hold those of all heads together" if has_values else None
 
     def turned(
         self,
@@ -295,6 +295,7 @@ class FastEncoder(SelectiveEncoder):
     config: FastEncoderConfig
     word_module: ClassVar[str] = "word"
     layers_run_once: ClassVar[bool] = False
+    recomputes_layers: ClassVar[bool] = False  # inputs that a layer reads from others are computed between their parts
     hashed_tables: ClassVar[tuple[str, ...]] = ("pairs.weight",)
 
     hub_names: ClassVar[Names] = {
@@ -326,10 +327,6 @@ class FastEncoder(SelectiveEncoder):
             for number in range(layers)
         )
         self.head_width = width // config.num_attention_heads
-
-    def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: inputs that a layer reads from others are computed between their parts."""
-        return ()
 
     def _embedded(self, batch: PackedBatch, near: Neighbours, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`, only the words."""

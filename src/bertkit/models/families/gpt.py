@@ -26,15 +26,13 @@ from bertkit.models.layers import PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
-from bertkit.models.weights import Names, TensorLayout, stacked, transposed
+from bertkit.models.weights import Names, TensorLayout, attention_names, stacked, transposed
 from bertkit.text.tokenizer import Tokenizer
 
 FEED_FORWARD_FACTOR = 4
+DOUBLE_HEADS = frozenset({"causal_lm", "multiple_choice"})
 LAYER_NAMES = {
-    "layers.{n}.attention.query": "h.{n}.attn.query",
-    "layers.{n}.attention.key": "h.{n}.attn.key",
-    "layers.{n}.attention.value": "h.{n}.attn.value",
-    "layers.{n}.attention.output": "h.{n}.attn.c_proj",
+    **attention_names("h.{n}.attn.", "query", "key", "value", "c_proj"),
     "layers.{n}.attention_norm": "h.{n}.ln_1",
     "layers.{n}.feed_forward.inner": "h.{n}.mlp.c_fc",
     "layers.{n}.feed_forward.outer": "h.{n}.mlp.c_proj",
@@ -52,8 +50,6 @@ class GptLikeConfig(TransformerConfig):
 
     truncates_weights: ClassVar[bool] = False  # as in the released code
     hub_prefix: ClassVar[str] = "transformer"
-    classes: ClassVar[str]
-    """Prefix of the names of the Hub's classes."""
     hub_keys: ClassVar[Mapping[str, str]] = {
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
@@ -112,12 +108,8 @@ class GptConfig(GptLikeConfig):
         "gelu_new", description="Activation of the feed-forward layers."
     )
 
-    model_type: ClassVar[str] = "openai-gpt"
     classes: ClassVar[str] = "OpenAIGPT"
-    base_architecture: ClassVar[str] = "OpenAIGPTModel"
-    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"causal_lm", "multiple_choice"}): "OpenAIGPTDoubleHeadsModel"
-    }
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {DOUBLE_HEADS: "OpenAIGPTDoubleHeadsModel"}
     hub_keys: ClassVar[Mapping[str, str]] = {**GptLikeConfig.hub_keys, "hidden_act": "afn"}
 
     def model_post_init(self, _context: Any) -> None:

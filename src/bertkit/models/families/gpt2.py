@@ -17,7 +17,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.models.families.bert import bert_layer
-from bertkit.models.families.gpt import FEED_FORWARD_FACTOR, LAYER_NAMES, CausalSelfAttention, GptLikeConfig, GptStack
+from bertkit.models.families.gpt import (
+    DOUBLE_HEADS,
+    FEED_FORWARD_FACTOR,
+    LAYER_NAMES,
+    CausalSelfAttention,
+    GptLikeConfig,
+    GptStack,
+)
 from bertkit.models.heads import HeadPlan, classifier_plan
 from bertkit.models.layers import Activation, PreNormLayer
 from bertkit.models.weights import Names
@@ -41,12 +48,8 @@ class Gpt2Config(GptLikeConfig):
         None, ge=0, lt=1, description="Dropout before the token classifier; null: 0.1."
     )
 
-    model_type: ClassVar[str] = "gpt2"
     classes: ClassVar[str] = "GPT2"
-    base_architecture: ClassVar[str] = "GPT2Model"
-    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"causal_lm", "multiple_choice"}): "GPT2DoubleHeadsModel"
-    }
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {DOUBLE_HEADS: "GPT2DoubleHeadsModel"}
     hub_keys: ClassVar[Mapping[str, str]] = {
         **GptLikeConfig.hub_keys,
         "hidden_act": "activation_function",

@@ -31,7 +31,7 @@ from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.disentangled import Distances, SharedPositions
 from bertkit.models.attention.self_attention import Mix
 from bertkit.models.encoder import EncoderConfig, require_whole_heads
-from bertkit.models.heads import HeadPlan, TransformedClassifier, TransformedVocabularyHead
+from bertkit.models.heads import Classifier, HeadPlan, TransformedVocabularyHead
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.gelu import gelu, gelu_by_tanh
 from bertkit.models.operators.matmul import Linear
@@ -39,7 +39,7 @@ from bertkit.models.operators.weighted_sum import weighted_sum
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
 from bertkit.models.selective_encoder import SelectiveEncoder
-from bertkit.models.weights import Names, TensorLayout, stacked
+from bertkit.models.weights import Names, TensorLayout, attention_names, stacked
 
 _ATTENTION = "attention_layers.{n}."
 _FEED_FORWARD = re.compile(r"layers\.(\d+)\.feed_forward\.")
@@ -69,18 +69,14 @@ class GptBertConfig(EncoderConfig):
     )
     layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
 
-    model_type: ClassVar[str] = "gpt-bert"
     hub_prefix: ClassVar[str] = "model"
-    base_architecture: ClassVar[str] = "GPTBERT"
+    classes: ClassVar[str] = "GPTBERT"
+    base_class_ending: ClassVar[str] = ""
     hub_ignored: ClassVar[tuple[str, ...]] = (*EncoderConfig.hub_ignored, ".position_indices")
     default_pad_id: ClassVar[int] = 3
 
     def model_post_init(self, _context: Any) -> None:
         require_whole_heads(self.hidden_size, self.num_attention_heads)
-
-    @property
-    def max_tokens(self) -> int:
-        return self.max_position_embeddings
 
     def build(self, vocab_size: int, *, pad_id: int = 3) -> GptBert:
         return GptBert(self, vocab_size)
@@ -117,7 +113,7 @@ class GptBertConfig(EncoderConfig):
         def classifier(architecture: str, hub: str, outputs: int | None = None) -> HeadPlan:
             return HeadPlan(
                 architecture,
-                lambda shape: TransformedClassifier(GptBertTransform(self), self.hidden_size, shape.outputs(outputs)),
+                lambda shape: Classifier(self.hidden_size, shape.outputs(outputs), transform=GptBertTransform(self)),
                 {"transform.dense": f"{hub}.nonlinearity.1", "output": f"{hub}.nonlinearity.5"},
             )
 
@@ -136,11 +132,7 @@ class GptBertConfig(EncoderConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
-        """The settings in a config.json, where the depth may be named `num_layers`.
-
-        Raises:
-            ValueError: an unsupported model, or an invalid value.
-        """
+        """The settings in a config.json, where the depth may be named `num_layers`."""
         depth = {"num_hidden_layers": contents["num_layers"]} if "num_layers" in contents else {}
         return super().from_hub({**depth, **contents})
 
@@ -168,8 +160,7 @@ class GptBertTransform(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """(M, D) or (B, D), to the same shape."""
         dense = gelu(self.dense(self.input_norm(states)))
-        transformed: Tensor = self.dropout(self.norm(dense))
-        return transformed
+        return self.dropout(self.norm(dense))
 
 
 class GptBertEmbeddings(nn.Module):
@@ -186,12 +177,13 @@ class GptBertEmbeddings(nn.Module):
 
     def forward(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`, (T, D), the word embeddings before the norm."""
-        embedded_TD: Tensor = self.dropout(self.norm(scope.tap("hook_embed", self.word(batch.ids_T))))
-        return embedded_TD
+        return self.dropout(self.norm(scope.tap("hook_embed", self.word(batch.ids_T))))
 
 
 class GptBertAttention(SharedPositions):
     """Disentangled attention with a gate and a norm between the heads' outputs and the output map."""
+
+    pruning_obstacle = "a norm over the outputs of all heads follows them"
 
     def __init__(self, config: GptBertConfig) -> None:
         width, heads, rate = config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob
@@ -203,20 +195,11 @@ class GptBertAttention(SharedPositions):
             dropout_rate=rate,
             position_dropout_rate=rate,
         )
-        self.table_rows = 2 * config.position_bucket_size - 1
+        # Content with content and probability with value; query and key of each token with every row of the table.
+        self.products_per_pair, self.products_per_token = 2, 2 * (2 * config.position_bucket_size - 1)
         self.gate = Linear(width, width)
         self.norm = plain_norm(width, config.layer_norm_eps)
         self.output_dropout = Dropout(rate)
-
-    @property
-    def products_per_pair(self) -> int:
-        """Only content with content and probability with value: there are fewer buckets than keys."""
-        return 2
-
-    @property
-    def products_per_token(self) -> int:
-        """Query and key of each token with every row of the table."""
-        return 2 * self.table_rows
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         """(T, D) to (T, D), or to (M, D) for the tokens `index_M`.
@@ -230,8 +213,7 @@ class GptBertAttention(SharedPositions):
         selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
         normed_TD = self.norm(selected_TNH.flatten(1) * gate_TD)
         z_TNH = scope.tap("hook_z", normed_TD.view(selected_TNH.shape))
-        output: Tensor = self.output_dropout(self.output(z_TNH.flatten(1)))
-        return output
+        return self.output_dropout(self.output(z_TNH.flatten(1)))
 
 
 class GptBertFeedForward(nn.Module):
@@ -248,8 +230,7 @@ class GptBertFeedForward(nn.Module):
         """(T, D) to (T, D). Points: `hook_pre`, (T, 2F), and `hook_post`, (T, F), around the gate."""
         value_TF, gate_TF = scope.tap("hook_pre", self.inner(hidden_TD)).chunk(2, dim=-1)
         gated_TF = scope.tap("hook_post", value_TF * gelu_by_tanh(gate_TF))
-        output_TD: Tensor = self.dropout(self.outer(self.norm(gated_TF)))
-        return output_TD
+        return self.dropout(self.outer(self.norm(gated_TF)))
 
 
 class GptBertLayer(nn.Module):
@@ -271,9 +252,8 @@ class GptBertLayer(nn.Module):
         index_M: Tensor | None = None,
     ) -> Tensor:
         """Output of attention, before the residual sum: (T, D), or (M, D) for the tokens `index_M` alone."""
-        added_TD = self.attention.disentangled(
-            self.attention_norm(hidden_TD), sequences, distances, scope.within("attn."), index_M
-        )
+        read_TD = self.attention_norm(hidden_TD)
+        added_TD = self.attention(read_TD, sequences, scope.within("attn."), index_M, distances=distances)
         return scope.tap("hook_attn_out", added_TD)
 
     def fed(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
@@ -291,16 +271,14 @@ class GptBert(SelectiveEncoder):
 
     config: GptBertConfig
     layers_run_once: ClassVar[bool] = False
+    recomputes_layers: ClassVar[bool] = False  # weighted sums that connect layers are computed between their parts
     hub_names: ClassVar[Names] = {
         "embeddings": "embedding",
         "embeddings.word": "embedding.word_embedding",
         "embeddings.relative_norm": "embedding.relative_layer_norm",
         "mixing": "dwa_modules.alphas",
-        "layers.{n}.attention.query": _ATTENTION + "query",
-        "layers.{n}.attention.key": _ATTENTION + "key",
-        "layers.{n}.attention.value": _ATTENTION + "value",
+        **attention_names(_ATTENTION, "query", "key", "value", "out_proj"),
         "layers.{n}.attention.gate": _ATTENTION + "gate",
-        "layers.{n}.attention.output": _ATTENTION + "out_proj",
         "layers.{n}.feed_forward.inner": "mlp_layers.{n}.mlp.1",
         "layers.{n}.feed_forward.outer": "mlp_layers.{n}.mlp.4",
     }
@@ -320,10 +298,6 @@ class GptBert(SelectiveEncoder):
             for hub, parts in (("in_proj_qk", ("query", "key")), ("in_proj_vg", ("value", "gate")))
             for leaf in ("weight", "bias")
         ]
-
-    def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: the weighted sums that connect layers are computed between the parts of a layer."""
-        return ()
 
     def selected_token_modules(self) -> Iterable[nn.Module]:
         return self.layers[-1].get_submodule("attention.gate"), *super().selected_token_modules()

@@ -11,7 +11,7 @@ Shapes: T packed tokens, D width, V vocabulary, N heads, H head width, G global 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -20,15 +20,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
-from bertkit.models.attention.self_attention import SelfAttention, attend_explicitly, from_blocks, to_blocks
+from bertkit.models.attention.rectangles import from_blocks, to_blocks
+from bertkit.models.attention.self_attention import SelfAttention, attend_explicitly
 from bertkit.models.attention.windows import GlobalTokens, keys_in_window, recorded, sliding_window_attention
-from bertkit.models.encoder import Encoder
 from bertkit.models.families.bert import LAYER_NAMES, POST_NORM_NAMES, bert_layer
-from bertkit.models.families.roberta import RobertaEmbeddings, RobertaLikeConfig
+from bertkit.models.families.roberta import PADDED_TABLES, RobertaEmbeddings, RobertaLikeConfig
 from bertkit.models.layers import PostNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
-from bertkit.models.recorder import Recorder, Scope
+from bertkit.models.recorder import Scope
+from bertkit.models.selective_encoder import LayeredEncoder
 from bertkit.models.weights import Names
 from bertkit.text.tokenizer import Tokenizer
 
@@ -50,9 +51,7 @@ class LongformerConfig(RobertaLikeConfig):
         2, description="Id of the separator, which delimits questions and choices; null: there is none."
     )
 
-    model_type: ClassVar[str] = "longformer"
     classes: ClassVar[str] = "Longformer"
-    base_architecture: ClassVar[str] = "LongformerModel"
     hub_prefix: ClassVar[str] = "longformer"
     causal_attention: ClassVar[bool] = False
     pooler_hub_name: ClassVar[str | None] = "longformer.pooler.dense"
@@ -91,9 +90,18 @@ class LongformerAttention(SelfAttention):
     def keys_per_query(self, length: float) -> float:
         return keys_in_window(length, self.each_side)
 
-    def near(self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points: those of `project`, `hook_attn_scores` and `hook_pattern` as in `attend` (their
-        rows of global tokens are not used), and `hook_global_pattern`, (B, N, G, S)."""
+    def forward(  # type: ignore[override]  # it also reads the global tokens
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        scope: Scope,
+        index_M: Tensor | None = None,
+        *,
+        tokens: GlobalTokens | None,
+    ) -> Tensor:
+        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`, `hook_attn_scores`
+        and `hook_pattern` as in `attend` (their rows of global tokens are not used), and `hook_global_pattern`,
+        (B, N, G, S)."""
         rate = self.dropout_rate if self.training else 0.0
 
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
@@ -109,7 +117,7 @@ class LongformerAttention(SelfAttention):
             )
             return near_TNH if tokens is None else self._see_all(near_TNH, hidden_TD, sequences, tokens, scope)
 
-        return self.project(hidden_TD, mix, scope)
+        return self.project(hidden_TD, mix, scope, index_M)
 
     def _see_all(
         self, near_TNH: Tensor, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens, scope: Scope
@@ -154,30 +162,15 @@ class _Renamed(Scope):
         return super().tap("hook_global_pattern", tensor) if point == "hook_pattern" else tensor
 
 
-class LongformerLayer(PostNorm):
-    """RoBERTa's layer with `LongformerAttention`."""
-
-    attention: LongformerAttention
-
-    def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, tokens: GlobalTokens | None, scope: Scope
-    ) -> Tensor:
-        """(T, D) to (T, D)."""
-        within = scope.within("attn.")
-        return self.around(
-            hidden_TD, lambda states_TD: self.attention.near(states_TD, sequences, tokens, within), scope
-        )
-
-
-class Longformer(Encoder):
+class Longformer(LayeredEncoder):
     """Longformer's encoder."""
 
     config: LongformerConfig
+    embeddings: RobertaEmbeddings
+    padded_tables: ClassVar[tuple[str, ...]] = PADDED_TABLES
     hub_names: ClassVar[Names] = {
         **POST_NORM_NAMES,
-        "layers.{n}.attention.query_global": _SELF + "query_global",
-        "layers.{n}.attention.key_global": _SELF + "key_global",
-        "layers.{n}.attention.value_global": _SELF + "value_global",
+        **{f"layers.{{n}}.attention.{name}_global": f"{_SELF}{name}_global" for name in _PROJECTIONS},
     }
 
     def __init__(self, config: LongformerConfig, vocab_size: int, *, pad_id: int) -> None:
@@ -186,7 +179,7 @@ class Longformer(Encoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
         self.layers = nn.ModuleList(
-            bert_layer(LongformerLayer, LongformerAttention(config, window), config, norm_eps=config.layer_norm_eps)
+            bert_layer(PostNorm, LongformerAttention(config, window), config, norm_eps=config.layer_norm_eps)
             for window in config.windows
         )
 
@@ -239,22 +232,16 @@ class Longformer(Encoder):
         behind_T = before_T.roll(1) > 0
         return behind_T & (batch.positions_T > 1)
 
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: those of the embeddings, and those of each layer below `blocks.N.`."""
-        scope = Scope(recorder, "")
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, GlobalTokens | None]]:
         tokens = None
         if batch.global_T is not None and bool(batch.global_T.any()):
             tokens = GlobalTokens(batch.global_T, batch.sequences)
-        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
-        for number, layer in enumerate(self.layers):
-            hidden_TD = layer(hidden_TD, batch.sequences, tokens, scope.within(f"blocks.{number}."))
-        return hidden_TD
+        return [{"tokens": tokens}] * len(self.layers)
 
     @torch.no_grad()
     def finish_initialisation(self) -> None:
-        """Set padding rows to zero, and global projections to the ordinary ones: section 5."""
-        for table in (self.embeddings.word, self.embeddings.position):
-            table.weight[self.embeddings.pad_id].zero_()
+        """Also set global projections to the ordinary ones: section 5."""
+        super().finish_initialisation()
         for layer in self.layers:
             for name in _PROJECTIONS:
                 own, ordinary = (

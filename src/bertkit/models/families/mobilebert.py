@@ -26,7 +26,7 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
-from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, Embeddings, bert_heads, segment_types
+from bertkit.models.families.bert import POST_NORM_NAMES, PRETRAINING, BertStack, Embeddings, bert_heads, segment_types
 from bertkit.models.heads import HeadPlan, HeadShape, MaskedLMHead, Pooler
 from bertkit.models.layers import Activation, FeedForward
 from bertkit.models.operators.dropout import Dropout
@@ -73,12 +73,9 @@ class MobileBertConfig(BertLikeConfig):
     classifier_activation: bool = Field(False, description="Whether the pooler is a dense layer with tanh.")
     classifier_dropout: ClassifierDropout = None
 
-    model_type: ClassVar[str] = "mobilebert"
     hub_prefix: ClassVar[str] = "mobilebert"
-    base_architecture: ClassVar[str] = "MobileBertModel"
-    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {
-        frozenset({"masked_lm", "next_sentence"}): "MobileBertForPreTraining"
-    }
+    classes: ClassVar[str] = "MobileBert"
+    joint_architectures: ClassVar[Mapping[frozenset[str], str]] = {PRETRAINING: "MobileBertForPreTraining"}
     pooler_hub_name: ClassVar[str | None] = "mobilebert.pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {"classifier_activation": True}
 
@@ -122,7 +119,7 @@ class MobileBertConfig(BertLikeConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         return {
-            **bert_heads(self, "MobileBert"),
+            **bert_heads(self),
             "masked_lm": HeadPlan(
                 "MobileBertForMaskedLM",
                 lambda shape: WideMaskedLMHead(shape, activation=self.hidden_act, norm_eps=self.layer_norm_eps),
@@ -292,6 +289,8 @@ class MobileBert(BertStack):
     """MobileBERT's encoder."""
 
     embeddings: MobileBertEmbeddings
+    # The Hub's class reads the padding's row after the end of a padded sequence.
+    padded_tables: ClassVar[tuple[str, ...]] = ("embeddings.word",)
     hub_names: ClassVar[Names] = {
         **POST_NORM_NAMES,
         "embeddings.projection": "embeddings.embedding_transformation",
@@ -314,8 +313,3 @@ class MobileBert(BertStack):
         self.pad_id = pad_id
         self.embeddings = MobileBertEmbeddings(config, vocab_size)
         self.layers = nn.ModuleList(MobileBertLayer(config) for _ in range(config.num_hidden_layers))
-
-    @torch.no_grad()
-    def finish_initialisation(self) -> None:
-        """Set the padding's row to zero, since the Hub's class reads it after the end of a padded sequence."""
-        self.embeddings.word.weight[self.pad_id].zero_()

@@ -25,13 +25,13 @@ from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rop
 from bertkit.models.attention.windows import keys_in_window, sliding_window_attention
 from bertkit.models.encoder import EncoderConfig, Initializer, TransformerConfig
 from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
-from bertkit.models.heads import HeadPlan, TransformedClassifier, TransformedVocabularyHead
+from bertkit.models.heads import Classifier, HeadPlan, TransformedVocabularyHead
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNormLayer, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
-from bertkit.models.weights import Names, TensorLayout, stacked
+from bertkit.models.weights import Names, TensorLayout, attention_names, stacked
 from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import Tokenizer
 
@@ -86,9 +86,8 @@ class ModernBertConfig(TransformerConfig):
     later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
     live_fields: ClassVar[frozenset[str]] = frozenset({"global_rope_theta", "local_rope_theta"})
     tiled_parts: ClassVar[Mapping[str, int] | None] = {"feed_forward.inner": 2}
-    model_type: ClassVar[str] = "modernbert"
     hub_prefix: ClassVar[str] = "model"
-    base_architecture: ClassVar[str] = "ModernBertModel"
+    classes: ClassVar[str] = "ModernBert"
     hub_keys: ClassVar[Mapping[str, str]] = {
         "hidden_dropout_prob": "mlp_dropout",
         "attention_probs_dropout_prob": "attention_dropout",
@@ -164,11 +163,11 @@ class ModernBertConfig(TransformerConfig):
         def classifier(architecture: str, outputs: int | None = None) -> HeadPlan:
             return HeadPlan(
                 architecture,
-                lambda shape: TransformedClassifier(
-                    ModernBertTransform(self),
+                lambda shape: Classifier(
                     self.hidden_size,
                     shape.outputs(outputs),
                     dropout_rate=self.classifier_dropout,
+                    transform=ModernBertTransform(self),
                 ),
                 {**dense, "output": "classifier"},
                 summary="first" if self.classifier_pooling == "cls" else "mean",
@@ -192,11 +191,7 @@ class ModernBertConfig(TransformerConfig):
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> ModernBertConfig:
         """The settings in both versions of config.json: rotary bases and layer types given as numbers, or in
-        `rope_parameters` and `layer_types`.
-
-        Raises:
-            ValueError: an unsupported model, or an invalid value.
-        """
+        `rope_parameters` and `layer_types`."""
         bases: dict[str, Any] = {}
         for kind, name in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
             rope = (contents.get("rope_parameters") or {}).get(kind)
@@ -286,10 +281,7 @@ class ModernBert(RotaryEncoder):
         "word": "embeddings.tok_embeddings",
         "embedding_norm": "embeddings.norm",
         "layers.{n}.attention_norm": _LAYER + "attn_norm",
-        "layers.{n}.attention.query": _LAYER + "attn.query",
-        "layers.{n}.attention.key": _LAYER + "attn.key",
-        "layers.{n}.attention.value": _LAYER + "attn.value",
-        "layers.{n}.attention.output": _LAYER + "attn.Wo",
+        **attention_names(_LAYER + "attn.", "query", "key", "value", "Wo"),
         "layers.{n}.feed_forward_norm": _LAYER + "mlp_norm",
         "layers.{n}.feed_forward.inner": _LAYER + "mlp.Wi",
         "layers.{n}.feed_forward.outer": _LAYER + "mlp.Wo",
@@ -324,8 +316,7 @@ class ModernBert(RotaryEncoder):
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        hidden_TD: Tensor = self.dropout(self.embedding_norm(word_TD))
-        return hidden_TD
+        return self.dropout(self.embedding_norm(word_TD))
 
     def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         by_kind = {kind: RotaryTable(batch.positions_T, self.head_width, theta) for kind, theta in self.theta.items()}

@@ -21,8 +21,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import AttentionBlock, PackedBatch, PackedSequences
-from bertkit.models.attention.self_attention import Bias, SelfAttention
+from bertkit.data.batch import AttentionBlock, PackedBatch
+from bertkit.models.attention.self_attention import Bias, BiasedAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.families.bert import POST_NORM_NAMES, bert_heads, segment_types
 from bertkit.models.heads import HeadPlan, masked_lm_plan
@@ -50,9 +50,8 @@ class MosaicBertConfig(BertLikeConfig):
         512, ge=1, description="Maximum sequence length in tokens; no weight depends on it, so it can be raised."
     )
 
-    model_type: ClassVar[str] = "mosaicbert"
     hub_prefix: ClassVar[str] = "bert"
-    base_architecture: ClassVar[str] = "BertModel"
+    classes: ClassVar[str] = "Bert"
     truncates_weights: ClassVar[bool] = False  # as in the Hub's BERT class that the released code inherits from
     pooler_hub_name: ClassVar[str | None] = "bert.pooler.dense"
 
@@ -71,7 +70,7 @@ class MosaicBertConfig(BertLikeConfig):
             norm_eps=_HEAD_NORM_EPS,
             decoder="cls.predictions.decoder",
         )
-        return {**bert_heads(self, "Bert"), "masked_lm": masked_lm}
+        return {**bert_heads(self), "masked_lm": masked_lm}
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), HUB_MARK: self.max_position_embeddings}
@@ -109,41 +108,25 @@ class MosaicBertLayer(PostNorm):
     """BERT's layer with biased scores; dropout is applied after attention and after the gate."""
 
     def __init__(self, config: MosaicBertConfig) -> None:
-        width, rate = config.hidden_size, config.attention_probs_dropout_prob
-        super().__init__(
-            SelfAttention(width, config.num_attention_heads, dropout_rate=rate),
-            StackedGatedFeedForward(
-                width, config.intermediate_size, "gelu", outer_bias=True, dropout_rate=config.hidden_dropout_prob
-            ),
-            width=width,
-            norm_eps=config.layer_norm_eps,
-            dropout_rate=0.0,
+        width, rate = config.hidden_size, config.hidden_dropout_prob
+        attention = BiasedAttention(
+            width,
+            config.num_attention_heads,
+            dropout_rate=config.attention_probs_dropout_prob,
+            output_dropout_rate=rate,
         )
-        self.attention_dropout = Dropout(config.hidden_dropout_prob)
-
-    def forward(
-        self,
-        hidden_TD: Tensor,
-        sequences: PackedSequences,
-        scope: Scope,
-        index_M: Tensor | None = None,
-        *,
-        bias: Bias,
-    ) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone."""
-        within = scope.within("attn.")
-        mix = self.attention.mixing(sequences, within, bias=bias)
-
-        def attention(states_TD: Tensor) -> Tensor:
-            attended_TD: Tensor = self.attention_dropout(self.attention.project(states_TD, mix, within, index_M))
-            return attended_TD
-
-        return self.around(hidden_TD, attention, scope, index_M)
+        attention.pruning_obstacle = "a head's distance slope depends on its number"
+        feed_forward = StackedGatedFeedForward(
+            width, config.intermediate_size, "gelu", outer_bias=True, dropout_rate=rate
+        )
+        super().__init__(attention, feed_forward, width=width, norm_eps=config.layer_norm_eps, dropout_rate=0.0)
 
 
 class MosaicBert(LayeredEncoder):
     """MosaicBERT's encoder."""
 
+    selective_layers: ClassVar[tuple[type[nn.Module], ...]] = (MosaicBertLayer,)
+    padded_tables: ClassVar[tuple[str, ...]] = ("embeddings.word",)  # as in the Hub's class
     hub_names: ClassVar[Names] = {
         **POST_NORM_NAMES,
         "layers.{n}.feed_forward.inner": _LAYER + "mlp.gated_layers",
@@ -158,11 +141,6 @@ class MosaicBert(LayeredEncoder):
         self.embeddings = MosaicBertEmbeddings(config, vocab_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.layers = nn.ModuleList(MosaicBertLayer(config) for _ in range(config.num_hidden_layers))
-
-    def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
-        """(T, D). Points: those of the embeddings."""
-        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
-        return hidden_TD
 
     def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, Bias]]:
         """The bias, computed once per length for all layers."""
@@ -184,8 +162,3 @@ class MosaicBert(LayeredEncoder):
         return [
             stacked(f"{whole}Wqkv.{kind}", [f"{whole}{part}.{kind}" for part in parts]) for kind in ("weight", "bias")
         ]
-
-    @torch.no_grad()
-    def finish_initialisation(self) -> None:
-        """Set the padding's row to zero, as in the Hub's class."""
-        self.embeddings.word.weight[self.pad_id].zero_()

@@ -11,24 +11,23 @@ Shapes: T packed tokens, D width, V vocabulary, N heads, S longest sequence of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.distance_bias import BucketBias
-from bertkit.models.attention.self_attention import Bias
-from bertkit.models.encoder import Encoder, TransformerConfig
+from bertkit.models.attention.self_attention import BiasedAttention
+from bertkit.models.encoder import TransformerConfig
 from bertkit.models.families.bert import POST_NORM_NAMES, NormedWordEmbeddings, bert_layers
-from bertkit.models.families.roberta import positions_behind_padding, roberta_heads
+from bertkit.models.families.roberta import PADDED_TABLES, positions_behind_padding, roberta_heads
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import PostNorm
 from bertkit.models.operators.dropout import Dropout
-from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Names
+from bertkit.models.selective_encoder import LayeredEncoder
+from bertkit.models.weights import Names, attention_names
 
 PAD_ID = 1
 BUCKETS = 32
@@ -49,9 +48,8 @@ class MPNetConfig(TransformerConfig):
         BUCKETS, ge=BUCKETS, description="Rows of the table of relative distances, of which 32 are used."
     )
 
-    model_type: ClassVar[str] = "mpnet"
     hub_prefix: ClassVar[str] = "mpnet"
-    base_architecture: ClassVar[str] = "MPNetModel"
+    classes: ClassVar[str] = "MPNet"
     truncates_weights: ClassVar[bool] = False  # as in fairseq
     pooler_hub_name: ClassVar[str | None] = "mpnet.pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {"max_position_embeddings": 512, "layer_norm_eps": 1e-12}
@@ -66,7 +64,7 @@ class MPNetConfig(TransformerConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         rate = self.hidden_dropout_prob
-        return roberta_heads("MPNet", norm_eps=self.layer_norm_eps, dropout_rate=rate, choice_dropout_rate=rate)
+        return roberta_heads(self.classes, norm_eps=self.layer_norm_eps, dropout_rate=rate, choice_dropout_rate=rate)
 
 
 class MPNetEmbeddings(NormedWordEmbeddings):
@@ -76,26 +74,15 @@ class MPNetEmbeddings(NormedWordEmbeddings):
         return positions_behind_padding(batch, PAD_ID)
 
 
-class MPNetLayer(PostNorm):
-    """BERT's layer with a bias on the attention scores."""
-
-    def forward(self, hidden_TD: Tensor, sequences: PackedSequences, bias: Bias, scope: Scope) -> Tensor:
-        """(T, D) to (T, D)."""
-        within = scope.within("attn.")
-        mix = self.attention.mixing(sequences, within, bias=bias)
-        return self.around(hidden_TD, lambda states_TD: self.attention.project(states_TD, mix, within), scope)
-
-
-class MPNet(Encoder):
+class MPNet(LayeredEncoder):
     """MPNet's encoder."""
 
+    padded_tables: ClassVar[tuple[str, ...]] = PADDED_TABLES
+    recomputes_layers: ClassVar[bool] = False  # the distance bias is computed within the first layer, for all
     hub_names: ClassVar[Names] = {
         **POST_NORM_NAMES,
         "distance": "encoder.relative_attention_bias",
-        "layers.{n}.attention.query": _LAYER + "attention.attn.q",
-        "layers.{n}.attention.key": _LAYER + "attention.attn.k",
-        "layers.{n}.attention.value": _LAYER + "attention.attn.v",
-        "layers.{n}.attention.output": _LAYER + "attention.attn.o",
+        **attention_names(_LAYER + "attention.attn.", "q", "k", "v", "o"),
         "layers.{n}.attention_norm": _LAYER + "attention.LayerNorm",
     }
 
@@ -104,26 +91,8 @@ class MPNet(Encoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.embeddings = MPNetEmbeddings(config, vocab_size, norm_eps=config.layer_norm_eps)
         self.distance = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
-        self.layers = bert_layers(MPNetLayer, config, norm_eps=config.layer_norm_eps)
+        self.layers = bert_layers(PostNorm, config, norm_eps=config.layer_norm_eps, attention=BiasedAttention)
 
-    def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
-        """(T, D). Points: those of the embeddings, and those of each layer below `blocks.N.`."""
-        scope = Scope(recorder, "")
-        bias = self._bias()
-        hidden_TD: Tensor = self.dropout(self.embeddings(batch, scope))
-        for number, layer in enumerate(self.layers):
-            hidden_TD = layer(hidden_TD, batch.sequences, bias, scope.within(f"blocks.{number}."))
-        return hidden_TD
-
-    def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: the distance bias is computed within the first layer, for all layers."""
-        return ()
-
-    def _bias(self) -> Bias:
-        return BucketBias(self.distance, buckets=BUCKETS, furthest=FURTHEST, both_sides=True)
-
-    @torch.no_grad()
-    def finish_initialisation(self) -> None:
-        """Set the padding's rows to zero, as in fairseq."""
-        for table in (self.embeddings.word, self.embeddings.position):
-            table.weight[PAD_ID].zero_()
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, BucketBias]]:
+        bias = BucketBias(self.distance, buckets=BUCKETS, furthest=FURTHEST, both_sides=True)
+        return [{"bias": bias}] * len(self.layers)

@@ -24,13 +24,12 @@ from torch import Tensor, nn
 
 from bertkit.models.attention.rotary import require_even_heads
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
-from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention, rms_norm_layer
+from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead, dense_classifier_plan
-from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer
-from bertkit.models.weights import Names, TensorLayout, stacked
+from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer, rms_norm_layer
+from bertkit.models.weights import Names, TensorLayout, attention_names, stacked
 
 _LAYER = "transformer_encoder.{n}."
-_THETA = 10_000.0
 _MULTIPLE = 8
 _GATED = "swiglu"
 
@@ -58,9 +57,10 @@ class NeoBertConfig(TransformerConfig):
         description="Bound of the uniform initial weights, and standard deviation of a classifier's normal ones.",
     )
 
-    model_type: ClassVar[str] = "neobert"
+    rope_theta: ClassVar[float] = 10_000.0
     hub_prefix: ClassVar[str] = "model"
-    base_architecture: ClassVar[str] = "NeoBERT"
+    classes: ClassVar[str] = "NeoBERT"
+    base_class_ending: ClassVar[str] = ""
     hub_keys: ClassVar[Mapping[str, str]] = {
         "hidden_dropout_prob": "dropout",
         "max_position_embeddings": "max_length",
@@ -118,11 +118,7 @@ class NeoBertConfig(TransformerConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
-        """The settings in a config.json, where the activation is named together with the gate.
-
-        Raises:
-            ValueError: an unsupported model, or an invalid value.
-        """
+        """The settings in a config.json, where the activation is named together with the gate."""
         gated = contents.get("hidden_act", _GATED)
         if not isinstance(gated, str) or gated.lower() != _GATED:
             raise ValueError(f"hidden_act is {gated!r:.60}; only {_GATED!r} is supported")
@@ -149,10 +145,7 @@ class NeoBert(RmsNormRotaryEncoder):
     hub_names: ClassVar[Names] = {
         "word": "encoder",
         "layers.{n}.attention_norm": _LAYER + "attention_norm",
-        "layers.{n}.attention.query": _LAYER + "query",
-        "layers.{n}.attention.key": _LAYER + "key",
-        "layers.{n}.attention.value": _LAYER + "value",
-        "layers.{n}.attention.output": _LAYER + "wo",
+        **attention_names(_LAYER, "query", "key", "value", "wo"),
         "layers.{n}.feed_forward_norm": _LAYER + "ffn_norm",
         "layers.{n}.feed_forward.gate": _LAYER + "ffn.gate",
         "layers.{n}.feed_forward.gated": _LAYER + "ffn.gated",
@@ -163,10 +156,6 @@ class NeoBert(RmsNormRotaryEncoder):
     def __init__(self, config: NeoBertConfig, vocab_size: int) -> None:
         layers = (_layer(config) for _ in range(config.num_hidden_layers))
         super().__init__(config, vocab_size, layers, norm_eps=config.norm_eps)
-
-    @property
-    def theta(self) -> float:
-        return _THETA
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "tie_word_embeddings": False}

@@ -14,7 +14,7 @@ Shapes: T packed tokens, D width, H head width, V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rope_theta_in, rope_to_hub
+from bertkit.models.attention.rotary import require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, EncoderConfig
 from bertkit.models.families.bert import bert_heads, segment_types
 from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
@@ -31,7 +31,7 @@ from bertkit.models.layers import Activation, GatedFeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
-from bertkit.models.weights import Names
+from bertkit.models.weights import Names, attention_names
 
 _LAYER = "layers.{n}."
 _HEAD = "cls.predictions."
@@ -88,9 +88,8 @@ class NomicBertConfig(BertLikeConfig):
     classifier_dropout: ClassifierDropout = None
 
     live_fields: ClassVar[frozenset[str]] = frozenset({"rope_theta"})
-    model_type: ClassVar[str] = "nomic_bert"
     hub_prefix: ClassVar[str] = "nomic_bert"
-    base_architecture: ClassVar[str] = "NomicBertModel"
+    classes: ClassVar[str] = "NomicBert"
     truncates_weights: ClassVar[bool] = False
     pooler_hub_name: ClassVar[str | None] = "nomic_bert.pooler.dense"
     hub_fixed: ClassVar[Mapping[str, Any]] = {
@@ -107,7 +106,7 @@ class NomicBertConfig(BertLikeConfig):
         return NomicBert(self, vocab_size, pad_id=pad_id)
 
     def heads(self) -> dict[str, HeadPlan]:
-        plans = bert_heads(self, "NomicBert")
+        plans = bert_heads(self)
         names = {**plans["masked_lm"].hub_names, "norm": f"{_HEAD}transform.layer_norm"}
         masked_lm = HeadPlan("NomicBertForMaskedLM", plans["masked_lm"].build, names, decoder=f"{_HEAD}decoder")
         return {
@@ -116,11 +115,7 @@ class NomicBertConfig(BertLikeConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
-        """The settings in both versions of config.json.
-
-        Raises:
-            ValueError: an unsupported model, or an invalid value.
-        """
+        """The settings in both versions of config.json."""
         known = dict(contents)
         if "n_embd" in contents:
             for key, wanted in _OLDER_FIXED.items():
@@ -170,14 +165,12 @@ class NomicBert(RotaryEncoder):
     """Nomic BERT's encoder."""
 
     config: NomicBertConfig
+    padded_tables: ClassVar[tuple[str, ...]] = ("word",)  # as in the released code
     hub_names: ClassVar[Names] = {
         "word": "embeddings.word_embeddings",
         "token_type": "embeddings.token_type_embeddings",
         "embedding_norm": "embeddings.LayerNorm",
-        "layers.{n}.attention.query": _LAYER + "self_attn.q_proj",
-        "layers.{n}.attention.key": _LAYER + "self_attn.k_proj",
-        "layers.{n}.attention.value": _LAYER + "self_attn.v_proj",
-        "layers.{n}.attention.output": _LAYER + "self_attn.o_proj",
+        **attention_names(_LAYER + "self_attn.", "q_proj", "k_proj", "v_proj", "o_proj"),
         "layers.{n}.attention_norm": _LAYER + "post_attention_layernorm",
         "layers.{n}.feed_forward.gate": _LAYER + "mlp.gate_proj",
         "layers.{n}.feed_forward.gated": _LAYER + "mlp.up_proj",
@@ -199,13 +192,4 @@ class NomicBert(RotaryEncoder):
         """(T, D). Points, each (T, D): `hook_embed`, `hook_token_type_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
         token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
-        hidden_TD: Tensor = self.dropout(self.embedding_norm(word_TD + token_type_TD))
-        return hidden_TD
-
-    def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
-        return [RotaryTable(batch.positions_T, self.head_width, self.config.rope_theta)] * len(self.layers)
-
-    @torch.no_grad()
-    def finish_initialisation(self) -> None:
-        """Set the padding's row to zero, as in the released code."""
-        self.word.weight[self.pad_id].zero_()
+        return self.dropout(self.embedding_norm(word_TD + token_type_TD))

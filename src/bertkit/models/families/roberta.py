@@ -26,6 +26,9 @@ from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_pla
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.weights import Names
 
+PADDED_TABLES = ("embeddings.word", "embeddings.position")
+"""As in fairseq."""
+
 
 class RobertaLikeConfig(BertLikeConfig):
     """Settings shared by RoBERTa and its multilingual and French versions; defaults are those of RoBERTa base."""
@@ -37,9 +40,6 @@ class RobertaLikeConfig(BertLikeConfig):
     layer_norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the variance in layer normalisation.")
     initializer_range: float = Field(0.02, gt=0, description="Standard deviation of initial weights, not truncated.")
     classifier_dropout: ClassifierDropout = None
-
-    classes: ClassVar[str]
-    """Prefix of the names of the Hub's classes."""
 
     hub_prefix: ClassVar[str] = "roberta"
     truncates_weights: ClassVar[bool] = False  # as in fairseq
@@ -118,9 +118,7 @@ class RobertaConfig(RobertaLikeConfig):
 
     family: Literal["roberta"] = "roberta"
 
-    model_type: ClassVar[str] = "roberta"
     classes: ClassVar[str] = "Roberta"
-    base_architecture: ClassVar[str] = "RobertaModel"
 
 
 class XLMRobertaConfig(RobertaLikeConfig):
@@ -128,9 +126,7 @@ class XLMRobertaConfig(RobertaLikeConfig):
 
     family: Literal["xlm-roberta"] = "xlm-roberta"
 
-    model_type: ClassVar[str] = "xlm-roberta"
     classes: ClassVar[str] = "XLMRoberta"
-    base_architecture: ClassVar[str] = "XLMRobertaModel"
 
 
 class CamembertConfig(RobertaLikeConfig):
@@ -138,9 +134,7 @@ class CamembertConfig(RobertaLikeConfig):
 
     family: Literal["camembert"] = "camembert"
 
-    model_type: ClassVar[str] = "camembert"
     classes: ClassVar[str] = "Camembert"
-    base_architecture: ClassVar[str] = "CamembertModel"
 
 
 class RobertaEmbeddings(NormedEmbeddings):
@@ -173,6 +167,7 @@ class Roberta(BertStack):
 
     embeddings: RobertaEmbeddings
     caches_keys: ClassVar[bool] = True
+    padded_tables: ClassVar[tuple[str, ...]] = PADDED_TABLES
     hub_names: ClassVar[Names] = POST_NORM_NAMES
 
     def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
@@ -186,9 +181,3 @@ class Roberta(BertStack):
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
-
-    @torch.no_grad()
-    def finish_initialisation(self) -> None:
-        """Set the padding's rows to zero, as in fairseq."""
-        for table in (self.embeddings.word, self.embeddings.position):
-            table.weight[self.embeddings.pad_id].zero_()

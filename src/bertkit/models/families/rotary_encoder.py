@@ -8,9 +8,8 @@ Shapes: T packed tokens, D width, N heads, G heads of keys and values, H head wi
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -27,14 +26,10 @@ from bertkit.models.selective_encoder import LayeredEncoder
 
 
 class RotaryAttention(SelfAttention):
-    """Attention over rotated queries and keys.
+    """Attention over rotated queries and keys; arguments as in `SelfAttention`, and:
 
     Args:
-        width: D.
-        heads: N.
         key_value_heads: G, a divisor of N; None: N.
-        dropout_rate: of the attention probabilities.
-        bias: whether the linear maps have one.
         output_dropout_rate: of the output.
     """
 
@@ -51,6 +46,7 @@ class RotaryAttention(SelfAttention):
         super().__init__(width, heads, dropout_rate=dropout_rate, bias=bias)
         self.queries_per_key = heads // (key_value_heads or heads)
         if self.queries_per_key > 1:
+            self.pruning_obstacle = "several of them share keys and values"
             self.key, self.value = (Linear(width, width // self.queries_per_key, bias=bias) for _ in range(2))
         self.output_dropout = Dropout(output_dropout_rate)
 
@@ -70,8 +66,7 @@ class RotaryAttention(SelfAttention):
             query_TNH, key_TNH = rotary.turn(query_TNH), self._per_query_head(rotary.turn(key_TGH))
             return self.mix(query_TNH, key_TNH, self._per_query_head(value_TGH), sequences, scope)
 
-        output_TD: Tensor = self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
-        return output_TD
+        return self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
 
     def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, (T, N, H); keys and values, (T, G, H)."""
@@ -91,15 +86,6 @@ class RotaryAttention(SelfAttention):
         return rows_TGH.repeat_interleave(self.queries_per_key, dim=1)
 
 
-def rms_norm_layer(
-    attention: RotaryAttention, feed_forward: nn.Module, *, width: int, norm_eps: float, dropout_rate: float
-) -> PreNormLayer:
-    """A layer whose norms divide by the root mean square."""
-    layer = PreNormLayer(attention, feed_forward, width=width, norm_eps=norm_eps, dropout_rate=dropout_rate)
-    layer.attention_norm, layer.feed_forward_norm = (nn.RMSNorm(width, eps=norm_eps) for _ in range(2))
-    return layer
-
-
 class RotaryEncoder(LayeredEncoder):
     """Embeddings, and layers whose queries and keys are rotated by their positions.
 
@@ -107,12 +93,15 @@ class RotaryEncoder(LayeredEncoder):
         layers: with `RotaryAttention`.
     """
 
+    config: Any
+    """With the base theta of the angles as `rope_theta`, unless `tables` is overridden."""
+    head_width: int
     caches_keys: ClassVar[bool] = True
     word_module: ClassVar[str] = "word"
 
-    @abstractmethod
     def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
         """The angles that each layer rotates by."""
+        return [RotaryTable(batch.positions_T, self.head_width, self.config.rope_theta)] * len(self.layers)
 
     def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, RotaryTable]]:
         return [{"rotary": table} for table in self.tables(batch)]
@@ -137,14 +126,6 @@ class RmsNormRotaryEncoder(RotaryEncoder):
         self.layers = nn.ModuleList(layers)
         self.norm = nn.RMSNorm(config.hidden_size, eps=norm_eps)
 
-    @property
-    @abstractmethod
-    def theta(self) -> float:
-        """Base theta of the rotary positions."""
-
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`."""
         return scope.tap("hook_embed", self.word(batch.ids_T))
-
-    def tables(self, batch: PackedBatch) -> Sequence[RotaryTable]:
-        return [RotaryTable(batch.positions_T, self.head_width, self.theta)] * len(self.layers)

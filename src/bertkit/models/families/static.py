@@ -8,7 +8,6 @@ Shapes: T packed tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -37,18 +36,13 @@ class StaticConfig(EncoderConfig):
     family: Literal["static"] = "static"
     hidden_size: int = Field(256, ge=1, description="Width D of the vectors.")
 
-    model_type: ClassVar[str] = "static"
     hub_prefix: ClassVar[str] = "static"
-    base_architecture: ClassVar[str] = "StaticEmbedding"
+    classes: ClassVar[str] = "StaticEmbedding"
+    base_class_ending: ClassVar[str] = ""
     causal_attention: ClassVar[bool] = False
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> StaticEncoder:
         return StaticEncoder(self, vocab_size)
-
-    @property
-    def max_tokens(self) -> int:
-        """There is no maximum length."""
-        return sys.maxsize
 
     def heads(self) -> dict[str, HeadPlan]:
         return {}

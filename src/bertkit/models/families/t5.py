@@ -15,7 +15,6 @@ heads, V vocabulary.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedSequences
 from bertkit.models.attention.cross_attention import CrossAttention
 from bertkit.models.attention.distance_bias import BucketBias
-from bertkit.models.attention.self_attention import Bias, SelfAttention, causal
+from bertkit.models.attention.self_attention import Bias, BiasedAttention, Mix, causal
 from bertkit.models.encoder_decoder import (
     SEQ2SEQ,
     EncoderDecoderConfig,
@@ -35,13 +34,12 @@ from bertkit.models.encoder_decoder import (
     WordTable,
 )
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead
-from bertkit.models.layers import DroppedFeedForward, GatedFeedForward, PreNormLayer
+from bertkit.models.layers import DroppedFeedForward, GatedFeedForward, PreNormLayer, rms_norm_layer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.recorder import Scope
-from bertkit.models.weights import Names
+from bertkit.models.weights import Names, attention_names
 
-_MAPS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 _GATED = "gated-gelu"
 _SCALED = "scale_decoder_outputs"
 
@@ -51,7 +49,7 @@ def _side_names(layers: str, side: str, last: int) -> Names:
     block = f"{side}.block.{{n}}.layer"
     here = f"{layers}.{{n}}."
     return {
-        **{f"{here}attention.{name}": f"{block}.0.SelfAttention.{hub}" for name, hub in _MAPS.items()},
+        **attention_names(f"{block}.0.SelfAttention.", *"qkvo", here=f"{here}attention."),
         f"{here}attention_norm": f"{block}.0.layer_norm",
         # `wi` in T5 1.0; in T5 1.1, `wi_0` is the map with the activation.
         f"{here}feed_forward.inner": f"{block}.{last}.DenseReluDense.wi",
@@ -93,10 +91,8 @@ class T5Config(EncoderDecoderConfig):
     layer_norm_eps: float = Field(1e-6, gt=0, description="Epsilon added to the mean square in normalisation.")
     initializer_factor: float = Field(1.0, gt=0, description="Factor applied to all initial standard deviations.")
 
-    model_type: ClassVar[str] = "t5"
     hub_prefix: ClassVar[str] = ""
-    base_architecture: ClassVar[str] = "T5Model"
-    architecture: ClassVar[str] = "T5ForConditionalGeneration"
+    classes: ClassVar[str] = "T5"
     hub_keys: ClassVar[Mapping[str, str]] = {
         "hidden_size": "d_model",
         "num_hidden_layers": "num_layers",
@@ -112,11 +108,6 @@ class T5Config(EncoderDecoderConfig):
         ".EncDecAttention.relative_attention_bias.weight",
     )
 
-    @property
-    def max_tokens(self) -> int:
-        """There is no limit: large distances share a bucket."""
-        return sys.maxsize
-
     def model_post_init(self, _context: Any) -> None:
         exact = self.relative_attention_num_buckets // 2
         if self.relative_attention_max_distance <= exact:
@@ -127,10 +118,10 @@ class T5Config(EncoderDecoderConfig):
 
     def heads(self) -> dict[str, HeadPlan]:
         if self.tie_word_embeddings:
-            return {SEQ2SEQ: HeadPlan(self.architecture, lambda _: ScaledDecoder(), decoder="lm_head")}
+            return {SEQ2SEQ: HeadPlan(self.seq2seq_class, lambda _: ScaledDecoder(), decoder="lm_head")}
         return {
             SEQ2SEQ: HeadPlan(
-                self.architecture, lambda shape: UntiedVocabularyHead(shape.width, shape.vocab_size), {"": "lm_head"}
+                self.seq2seq_class, lambda shape: UntiedVocabularyHead(shape.width, shape.vocab_size), {"": "lm_head"}
             )
         }
 
@@ -169,7 +160,7 @@ class ScaledDecoder(VocabularyHead):
         return VocabularyProjection(hidden_MD * hidden_MD.shape[-1] ** -0.5, word_embedding_VE, None)
 
 
-class T5Attention(SelfAttention):
+class T5Attention(BiasedAttention):
     """Self-attention with unscaled scores and a bias on them; causal in the decoder."""
 
     def __init__(self, config: T5Config, *, is_causal: bool) -> None:
@@ -182,47 +173,23 @@ class T5Attention(SelfAttention):
         )
         self.is_causal = is_causal
 
-    def forward(
-        self,
-        hidden_TD: Tensor,
-        sequences: PackedSequences,
-        scope: Scope,
-        index_M: Tensor | None = None,
-        *,
-        bias: Bias | None = None,
-    ) -> Tensor:
+    def mixing(self, sequences: PackedSequences, scope: Scope, **settings: Any) -> Mix:
         visible = causal if self.is_causal else None
-        mix = self.mixing(sequences, scope, visible=visible, bias=bias, scale=1.0)
-        return self.project(hidden_TD, mix, scope, index_M)
-
-
-class T5EncoderLayer(PreNormLayer):
-    """A layer of the encoder."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__(
-            T5Attention(config, is_causal=False),
-            _feed_forward(config),
-            width=config.hidden_size,
-            norm_eps=config.layer_norm_eps,
-            dropout_rate=config.hidden_dropout_prob,
-        )
-        self.attention_norm = _norm(config)
-        self.feed_forward_norm = _norm(config)
+        return super().mixing(sequences, scope, visible=visible, scale=1.0, **settings)
 
 
 class T5(StackedEncoderDecoder):
     """T5's two stacks."""
 
     config: T5Config
+    recomputes_layers: ClassVar[bool] = False  # the distance bias is computed within the first layer, for all
     hub_names: ClassVar[Names] = {
         "embeddings.word": "shared",
         **_side_names("layers", "encoder", 1),
         **_side_names("decoder_layers", "decoder", 2),
-        **{
-            f"decoder_layers.{{n}}.cross_attention.{name}": f"decoder.block.{{n}}.layer.1.EncDecAttention.{hub}"
-            for name, hub in _MAPS.items()
-        },
+        **attention_names(
+            "decoder.block.{n}.layer.1.EncDecAttention.", *"qkvo", here="decoder_layers.{n}.cross_attention."
+        ),
         "decoder_layers.{n}.cross_attention_norm": "decoder.block.{n}.layer.1.layer_norm",
         "source_distance": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
         "target_distance": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -237,21 +204,16 @@ class T5(StackedEncoderDecoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.source_distance = nn.Embedding(buckets, heads)
         self.target_distance = nn.Embedding(buckets, heads)
-        self.layers = nn.ModuleList(T5EncoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(_encoder_layer(config) for _ in range(config.num_hidden_layers))
         self.decoder_layers = nn.ModuleList(_decoder_layer(config) for _ in range(config.decoder_layer_count))
         self.source_norm = _norm(config)
         self.target_norm = _norm(config)
 
     def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
         """(T, D). Point: `hook_embed`."""
-        embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", self.word_embedding(ids_T)))
-        return embedded_TD
+        return self.dropout(scope.tap("hook_embed", self.word_embedding(ids_T)))
 
     embed_target = embed_source
-
-    def recomputable_layers(self) -> tuple[nn.Module, ...]:
-        """None: the distance bias is computed within the first layer, for all layers."""
-        return ()
 
     def source_biases(self) -> Mapping[str, Bias]:
         return {"bias": self._bias(self.source_distance, both_sides=True)}
@@ -268,12 +230,10 @@ class T5(StackedEncoderDecoder):
         )
 
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
-        finished_SD: Tensor = self.dropout(scope.tap("ln_final.hook_normalized", self.source_norm(hidden_SD)))
-        return finished_SD
+        return self.dropout(scope.tap("ln_final.hook_normalized", self.source_norm(hidden_SD)))
 
     def finish_target(self, hidden_UD: Tensor, scope: Scope) -> Tensor:
-        finished_UD: Tensor = self.dropout(scope.tap("ln_final.hook_normalized", self.target_norm(hidden_UD)))
-        return finished_UD
+        return self.dropout(scope.tap("ln_final.hook_normalized", self.target_norm(hidden_UD)))
 
     def to_hub(self) -> dict[str, Any]:
         tied = self.config.tie_word_embeddings
@@ -290,6 +250,16 @@ def _feed_forward(config: T5Config) -> nn.Module:
         return DroppedFeedForward(width, inner_width, "relu", dropout_rate=rate, bias=False)
     # `gated-gelu` means the tanh approximation.
     return GatedFeedForward(width, inner_width, "gelu_new", dropout_rate=rate)
+
+
+def _encoder_layer(config: T5Config) -> PreNormLayer:
+    return rms_norm_layer(
+        T5Attention(config, is_causal=False),
+        _feed_forward(config),
+        width=config.hidden_size,
+        norm_eps=config.layer_norm_eps,
+        dropout_rate=config.hidden_dropout_prob,
+    )
 
 
 def _decoder_layer(config: T5Config) -> PreNormDecoderLayer:

@@ -35,26 +35,21 @@ from bertkit.models.families.gpt import CausalSelfAttention
 from bertkit.models.layers import Activation, DroppedFeedForward, FeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Scope
-from bertkit.models.weights import Names
+from bertkit.models.weights import Names, attention_names, prefixed
 from bertkit.settings import UnreadKey
 
-_SELF = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+_MAPS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _FEED_FORWARD = {"feed_forward.inner": "fc1", "feed_forward.outer": "fc2", "feed_forward_norm": "final_layer_norm"}
 STACK_NAMES = {
     "embeddings.word": "shared",
-    **{f"layers.{{n}}.attention.{here}": f"encoder.layers.{{n}}.self_attn.{hub}" for here, hub in _SELF.items()},
+    **attention_names("encoder.layers.{n}.self_attn.", *_MAPS),
     "layers.{n}.attention_norm": "encoder.layers.{n}.self_attn_layer_norm",
-    **{f"layers.{{n}}.{here}": f"encoder.layers.{{n}}.{hub}" for here, hub in _FEED_FORWARD.items()},
-    **{
-        f"decoder_layers.{{n}}.attention.{here}": f"decoder.layers.{{n}}.self_attn.{hub}" for here, hub in _SELF.items()
-    },
+    **prefixed(_FEED_FORWARD, "layers.{n}.", "encoder.layers.{n}."),
+    **attention_names("decoder.layers.{n}.self_attn.", *_MAPS, here="decoder_layers.{n}.attention."),
     "decoder_layers.{n}.attention_norm": "decoder.layers.{n}.self_attn_layer_norm",
-    **{
-        f"decoder_layers.{{n}}.cross_attention.{here}": f"decoder.layers.{{n}}.encoder_attn.{hub}"
-        for here, hub in _SELF.items()
-    },
+    **attention_names("decoder.layers.{n}.encoder_attn.", *_MAPS, here="decoder_layers.{n}.cross_attention."),
     "decoder_layers.{n}.cross_attention_norm": "decoder.layers.{n}.encoder_attn_layer_norm",
-    **{f"decoder_layers.{{n}}.{here}": f"decoder.layers.{{n}}.{hub}" for here, hub in _FEED_FORWARD.items()},
+    **prefixed(_FEED_FORWARD, "decoder_layers.{n}.", "decoder.layers.{n}."),
 }
 """Names shared by Marian and BART."""
 NORM_EPS = 1e-5
@@ -117,10 +112,6 @@ class PostNormConfig(EncoderDecoderConfig):
     hub_zero: ClassVar[tuple[str, ...]] = ("final_logits_bias",)
 
     @property
-    def max_tokens(self) -> int:
-        return self.max_position_embeddings
-
-    @property
     def decoder_heads(self) -> int:
         """Heads per attention of the decoder."""
         return self.num_attention_heads if self.decoder_attention_heads is None else self.decoder_attention_heads
@@ -153,8 +144,8 @@ class TransformerSeq2SeqConfig(PostNormConfig):
     )
 
     model_type: ClassVar[str] = "marian"
-    base_architecture: ClassVar[str] = "MarianModel"
-    architecture: ClassVar[str] = "MarianMTModel"
+    classes: ClassVar[str] = "Marian"
+    seq2seq_class_ending: ClassVar[str] = "MTModel"
     hub_fixed: ClassVar[Mapping[str, Any]] = {**PostNormConfig.hub_fixed, "share_encoder_decoder_embeddings": True}
     # Sinusoids, which are computed.
     hub_ignored: ClassVar[tuple[str, ...]] = (*PostNormConfig.hub_ignored, ".embed_positions.weight")
@@ -256,8 +247,7 @@ class TransformerSeq2Seq(PostNormEncoderDecoder):
         word_TD = self.scaled_words(ids_T, scope)
         table = sinusoids(self.config.max_position_embeddings, self.width, word_TD.device)
         position_TD = scope.tap("hook_pos_embed", table.index_select(0, positions_T))
-        embedded_TD: Tensor = self.dropout(word_TD + position_TD)
-        return embedded_TD
+        return self.dropout(word_TD + position_TD)
 
     embed_target = embed_source
 

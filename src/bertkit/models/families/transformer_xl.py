@@ -14,7 +14,6 @@ Shapes: T packed tokens, B sequences, D width, V vocabulary, N heads, H head wid
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.relative_attention import (
+    DistanceAttention,
     Pairs,
     PermutationOrder,
     SharedBiasAttention,
@@ -41,8 +41,17 @@ from bertkit.models.operators.adaptive_softmax import AdaptiveDecoder
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
-from bertkit.models.weights import Names, TensorLayout, stacked
+from bertkit.models.weights import Names, TensorLayout, attention_names, stacked
 from bertkit.settings import UnreadKey
+
+HUB_KEYS = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "d_inner",
+    "hidden_dropout_prob": "dropout",
+}
+"""Keys of config.json that XLNet has, too."""
 
 
 class TransformerXlConfig(EncoderConfig):
@@ -70,15 +79,10 @@ class TransformerXlConfig(EncoderConfig):
         " one beyond the vocabulary adds no cluster. []: one softmax over all words.",
     )
 
-    model_type: ClassVar[str] = "transfo-xl"
     hub_prefix: ClassVar[str] = "transformer"
-    base_architecture: ClassVar[str] = "TransfoXLModel"
+    classes: ClassVar[str] = "TransfoXL"
     hub_keys: ClassVar[Mapping[str, str]] = {
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "intermediate_size": "d_inner",
-        "hidden_dropout_prob": "dropout",
+        **HUB_KEYS,
         "attention_probs_dropout_prob": "dropatt",
         "initializer_range": "init_std",
         "layer_norm_eps": "layer_norm_epsilon",
@@ -101,11 +105,6 @@ class TransformerXlConfig(EncoderConfig):
         # The class of transformers 4 has other defaults.
         width = {"d_embed": self.hidden_size, "d_head": self.hidden_size // self.num_attention_heads}
         return {**super().to_hub(), **self.hub_fixed, **width, "same_length": False}
-
-    @property
-    def max_tokens(self) -> int:
-        """There is no limit: there is no table of distances."""
-        return sys.maxsize
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> TransformerXl:
         return TransformerXl(self, vocab_size)
@@ -131,29 +130,35 @@ class TransformerXlConfig(EncoderConfig):
         }
 
 
-class TransformerXlLayer(nn.Module):
-    """Relative attention and a feed-forward layer, each followed by a norm."""
+class RelativeLayer(nn.Module):
+    """Relative attention and a feed-forward layer, each followed by a norm; `config` is Transformer-XL's or XLNet's."""
 
-    def __init__(self, config: TransformerXlConfig) -> None:
+    def __init__(self, attention: DistanceAttention, config: Any) -> None:
         super().__init__()
         width, rate = config.hidden_size, config.hidden_dropout_prob
-        self.attention = SharedBiasAttention(
-            width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob
-        )
+        self.attention = attention
         self.attention_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.feed_forward = DroppedFeedForward(width, config.intermediate_size, config.hidden_act, dropout_rate=rate)
         self.feed_forward_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(rate)
 
+    def finish(self, hidden_MD: Tensor, attended_MD: Tensor, scope: Scope) -> Tensor:
+        """The part of the layer after attention, (M, D) to (M, D). Points as in BERT's layers."""
+        attended_MD = scope.tap("hook_attn_out", attended_MD)
+        hidden_MD = scope.tap("hook_resid_mid", self.attention_norm(hidden_MD + self.dropout(attended_MD)))
+        fed_MD = scope.tap("hook_mlp_out", self.feed_forward(hidden_MD, scope.within("mlp.")))
+        return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_MD + self.dropout(fed_MD)))
+
+
+class TransformerXlLayer(RelativeLayer):
+    """A layer of one stream."""
+
     def forward(self, hidden_TD: Tensor, pairs: Pairs, memory_BKD: Tensor | None, scope: Scope) -> Tensor:
-        """(T, D) to (T, D). Points as in BERT's layers."""
+        """(T, D) to (T, D)."""
         hidden_TD = scope.tap("hook_resid_pre", hidden_TD)
         within = scope.within("attn.")
         keys = self.attention.keys(hidden_TD, pairs, memory_BKD, within)
-        attended_TD = scope.tap("hook_attn_out", self.attention(hidden_TD, keys, pairs, within))
-        hidden_TD = scope.tap("hook_resid_mid", self.attention_norm(hidden_TD + self.dropout(attended_TD)))
-        fed_TD = scope.tap("hook_mlp_out", self.feed_forward(hidden_TD, scope.within("mlp.")))
-        return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_TD + self.dropout(fed_TD)))
+        return self.finish(hidden_TD, self.attention(hidden_TD, keys, pairs, within), scope)
 
 
 class TransformerXl(Encoder):
@@ -165,11 +170,8 @@ class TransformerXl(Encoder):
     hub_names: ClassVar[Names] = {
         "": "",
         "word": "word_emb.emb_layers.0",
-        "layers.{n}.attention.query": "layers.{n}.dec_attn.q_net",
-        "layers.{n}.attention.key": "layers.{n}.dec_attn.k_net",
-        "layers.{n}.attention.value": "layers.{n}.dec_attn.v_net",
+        **attention_names("layers.{n}.dec_attn.", "q_net", "k_net", "v_net", "o_net"),
         "layers.{n}.attention.relative": "layers.{n}.dec_attn.r_net",
-        "layers.{n}.attention.output": "layers.{n}.dec_attn.o_net",
         "layers.{n}.attention_norm": "layers.{n}.dec_attn.layer_norm",
         "layers.{n}.feed_forward.inner": "layers.{n}.pos_ff.CoreNet.0",
         "layers.{n}.feed_forward.outer": "layers.{n}.pos_ff.CoreNet.3",
@@ -182,7 +184,11 @@ class TransformerXl(Encoder):
         per_head = (config.num_attention_heads, config.hidden_size // config.num_attention_heads)
         self.r_w_bias = nn.Parameter(torch.zeros(per_head))
         self.r_r_bias = nn.Parameter(torch.zeros(per_head))
-        self.layers = nn.ModuleList(TransformerXlLayer(config) for _ in range(config.num_hidden_layers))
+        rate = config.attention_probs_dropout_prob
+        self.layers = nn.ModuleList(
+            TransformerXlLayer(SharedBiasAttention(self.width, config.num_attention_heads, dropout_rate=rate), config)
+            for _ in range(config.num_hidden_layers)
+        )
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
@@ -235,9 +241,5 @@ class TransformerXl(Encoder):
         return Pairs(batch.num_tokens, sequences, blocks, waves_CPD, None, memory_length, biases)
 
     def tensor_layouts(self) -> Sequence[TensorLayout]:
-        return [
-            stacked(
-                "layers.{n}.dec_attn.qkv_net.weight",
-                [f"layers.{{n}}.dec_attn.{kind}_net.weight" for kind in "qkv"],
-            )
-        ]
+        parts = [f"layers.{{n}}.dec_attn.{kind}_net.weight" for kind in "qkv"]
+        return [stacked("layers.{n}.dec_attn.qkv_net.weight", parts)]

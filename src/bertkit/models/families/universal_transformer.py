@@ -30,6 +30,8 @@ from bertkit.models.attention.key_value_cache import CachedSequences
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import require_whole_heads
 from bertkit.models.encoder_decoder import (
+    CROSS_PARTS,
+    LAYER_PARTS,
     EncoderDecoderConfig,
     PreNormDecoderLayer,
     StackedEncoderDecoder,
@@ -45,17 +47,6 @@ from bertkit.models.weights import Names
 from bertkit.settings import UnreadKey
 
 _NORM_EPS = 1e-6
-_PARTS = (
-    "attention.query",
-    "attention.key",
-    "attention.value",
-    "attention.output",
-    "attention_norm",
-    "feed_forward.inner",
-    "feed_forward.outer",
-    "feed_forward_norm",
-)
-_CROSS = tuple(f"cross_{part}" for part in _PARTS[:5])
 
 
 class UniversalTransformerConfig(EncoderDecoderConfig):
@@ -90,14 +81,8 @@ class UniversalTransformerConfig(EncoderDecoderConfig):
         1.0, description="Initial bias of the log-odds of halting; a higher bias gives fewer steps."
     )
 
-    model_type: ClassVar[str] = "universal-transformer"
     hub_prefix: ClassVar[str] = "model"
-    base_architecture: ClassVar[str] = "UniversalTransformerModel"
-    architecture: ClassVar[str] = "UniversalTransformerForConditionalGeneration"
-
-    @property
-    def max_tokens(self) -> int:
-        return self.max_position_embeddings
+    classes: ClassVar[str] = "UniversalTransformer"
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if not self.halting:
@@ -200,8 +185,8 @@ class UniversalTransformer(StackedEncoderDecoder):
         "embeddings.word": "shared",
         **{
             f"{here}.0.{part}": f"{there}.layer.{part}"
-            for here, there, parts in (("layers", "encoder", _PARTS), ("decoder_layers", "decoder", (*_PARTS, *_CROSS)))
-            for part in parts
+            for here, there, own in (("layers", "encoder", ()), ("decoder_layers", "decoder", CROSS_PARTS))
+            for part in (*LAYER_PARTS, *own)
         },
         **{
             f"{side}_{here}": f"{there}.{here}"
@@ -293,8 +278,7 @@ class UniversalTransformer(StackedEncoderDecoder):
     def embed_source(self, ids_T: Tensor, positions_T: Tensor, scope: Scope) -> Tensor:
         """(T, D), without positions, which each step adds. Point: `hook_embed`."""
         word_TD = self.word_embedding(ids_T) * math.sqrt(self.width)
-        embedded_TD: Tensor = self.dropout(scope.tap("hook_embed", word_TD))
-        return embedded_TD
+        return self.dropout(scope.tap("hook_embed", word_TD))
 
     embed_target = embed_source
 

@@ -13,7 +13,6 @@ Shapes: T packed tokens, B sequences, M predicted tokens, D width, V vocabulary,
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -35,8 +34,9 @@ from bertkit.models.attention.relative_attention import (
 )
 from bertkit.models.attention.segment_memory import check_memory, layer_name, remembered
 from bertkit.models.encoder import Encoder, EncoderConfig
+from bertkit.models.families.transformer_xl import HUB_KEYS, RelativeLayer
 from bertkit.models.heads import HeadPlan, TiedVocabularyHead, classifier_plan, dense_classifier_plan
-from bertkit.models.layers import Activation, DroppedFeedForward
+from bertkit.models.layers import Activation
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
@@ -79,19 +79,11 @@ class XlnetConfig(EncoderConfig):
         description="Number of tokens at the start of each sequence that go into the memory; null or 0: all.",
     )
 
-    model_type: ClassVar[str] = "xlnet"
     hub_prefix: ClassVar[str] = "transformer"
     causal_attention: ClassVar[bool] = False
-    base_architecture: ClassVar[str] = "XLNetModel"
+    classes: ClassVar[str] = "XLNet"
     default_pad_id: ClassVar[int] = 5
-    hub_keys: ClassVar[Mapping[str, str]] = {
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "intermediate_size": "d_inner",
-        "hidden_act": "ff_activation",
-        "hidden_dropout_prob": "dropout",
-    }
+    hub_keys: ClassVar[Mapping[str, str]] = {**HUB_KEYS, "hidden_act": "ff_activation"}
     hub_defaults: ClassVar[Mapping[str, Any]] = {
         "hidden_size": 1024,
         "num_hidden_layers": 24,
@@ -130,11 +122,6 @@ class XlnetConfig(EncoderConfig):
         if (contents.get("d_head") or width) != width:
             raise ValueError(f"d_head is {contents['d_head']!r}; only d_model / n_head, {width}, is supported")
         return config
-
-    @property
-    def max_tokens(self) -> int:
-        """There is no limit: there is no table of distances."""
-        return sys.maxsize
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Xlnet:
         return Xlnet(self, vocab_size)
@@ -188,19 +175,8 @@ class Streams:
     inputs_TD: tuple[Tensor, ...]
 
 
-class XlnetLayer(nn.Module):
-    """Relative attention and a feed-forward layer, each followed by a norm; both streams share the weights."""
-
-    def __init__(self, config: XlnetConfig) -> None:
-        super().__init__()
-        rate = config.hidden_dropout_prob
-        self.attention = RelativeAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = DroppedFeedForward(
-            config.hidden_size, config.intermediate_size, config.hidden_act, dropout_rate=rate
-        )
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(rate)
+class XlnetLayer(RelativeLayer):
+    """A layer of two streams, which share the weights."""
 
     def forward(
         self, content_TD: Tensor, query_MD: Tensor | None, views: Views, memory_BKD: Tensor | None, scope: Scope
@@ -218,13 +194,6 @@ class XlnetLayer(nn.Module):
             )
             query_MD = self.finish(query_MD, attended_MD, scope_g)
         return self.finish(content_TD, attended_TD, scope), query_MD
-
-    def finish(self, hidden_MD: Tensor, attended_MD: Tensor, scope: Scope) -> Tensor:
-        """The part of the layer after attention, (M, D) to (M, D)."""
-        attended_MD = scope.tap("hook_attn_out", attended_MD)
-        hidden_MD = scope.tap("hook_resid_mid", self.attention_norm(hidden_MD + self.dropout(attended_MD)))
-        fed_MD = scope.tap("hook_mlp_out", self.feed_forward(hidden_MD, scope.within("mlp.")))
-        return scope.tap("hook_resid_post", self.feed_forward_norm(hidden_MD + self.dropout(fed_MD)))
 
 
 @dataclass(frozen=True)
@@ -256,7 +225,11 @@ class Xlnet(Encoder):
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.word = WordEmbedding(vocab_size, config.hidden_size)
         self.mask_emb = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
-        self.layers = nn.ModuleList(XlnetLayer(config) for _ in range(config.num_hidden_layers))
+        rate = config.hidden_dropout_prob
+        self.layers = nn.ModuleList(
+            XlnetLayer(RelativeAttention(self.width, config.num_attention_heads, dropout_rate=rate), config)
+            for _ in range(config.num_hidden_layers)
+        )
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:

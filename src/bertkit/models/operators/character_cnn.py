@@ -78,5 +78,4 @@ class CharacterCnn(nn.Module):
         states = torch.cat(found, dim=1)
         for highway in self.highways:
             states = highway(states)
-        projected_WP: Tensor = self.projection(states)
-        return projected_WP
+        return self.projection(states)

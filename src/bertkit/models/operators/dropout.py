@@ -9,6 +9,7 @@ exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,8 @@ def _dropped(hidden: Tensor, rate: float) -> Tensor:
 
 class Dropout(torch.nn.Module):
     """`dropout` as a module."""
+
+    __call__: Callable[..., Tensor]
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ Shapes: R rows, D inputs, F outputs.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -87,6 +87,8 @@ def _is_amd() -> bool:
 
 class Linear(nn.Linear):
     """torch's linear map, computed by the faster library."""
+
+    __call__: Callable[..., Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)

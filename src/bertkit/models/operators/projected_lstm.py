@@ -13,15 +13,48 @@ the cell, P width of the projection, B sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertkit.arrays import Int64Array
 from bertkit.models.operators.matmul import Linear
 
 GATES = 4
 FORGET = 1
 """Index of the forget gate in torch's order of gates: input, forget, cell, output."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The order in which tokens are read: by position, the longest sequence first.
+
+    Attributes:
+        order_T: the tokens in that order.
+        running_S: number of sequences that have each position.
+        rank_B: each sequence's rank, the longest first.
+    """
+
+    order_T: Tensor
+    running_S: list[int]
+    rank_B: Tensor
+
+    @classmethod
+    def of(
+        cls, starts_B: Int64Array, lengths_B: Int64Array, device: torch.device, *, backward: bool = False
+    ) -> Reading:
+        """Of sequences, given their first tokens and lengths; backward: starting from their last tokens."""
+        rank_B = np.empty_like(lengths_B)
+        rank_B[np.argsort(-lengths_B, kind="stable")] = np.arange(lengths_B.size)
+        before_T = np.repeat(np.cumsum(lengths_B) - lengths_B, lengths_B)
+        position_T = np.arange(int(lengths_B.sum())) - before_T
+        offset_T = np.repeat(lengths_B, lengths_B) - 1 - position_T if backward else position_T
+        by_position_T = np.lexsort((np.repeat(rank_B, lengths_B), position_T))
+        order_T = (np.repeat(starts_B, lengths_B) + offset_T)[by_position_T]
+        running_S: list[int] = np.bincount(position_T).tolist()
+        return cls(torch.from_numpy(order_T).to(device), running_S, torch.from_numpy(rank_B).to(device))
 
 
 class ProjectedLstm(nn.Module):
@@ -67,7 +100,7 @@ class ProjectedLstm(nn.Module):
             states_TE.new_zeros(count, self.projection.in_features),
         )
         outputs, ended = [], []
-        for gates_bG in gates_TG.split(list(running_S)):
+        for gates_bG in torch.split(gates_TG, list(running_S)):
             running = gates_bG.shape[0]
             if running < hidden.shape[0]:
                 ended.append((hidden[running:], cell[running:]))
