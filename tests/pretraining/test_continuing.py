@@ -21,7 +21,7 @@ from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.files.hub import load_model, save_model
-from bertkit.pretraining.arguments import PretrainArguments, shortened, warn_of_stages, with_max_length
+from bertkit.pretraining.arguments import PretrainArguments, fitted, shortened, warn_of_stages, with_max_length
 from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.pretraining.run import run_pretraining
@@ -180,7 +180,9 @@ def test_more_words_than_the_text_has_are_refused_before_a_run_is_made(home: Pat
         request(home, None, "tokenizer.add_tokens=5", recipe="bert").requested()
 
 
-def test_the_steps_are_those_that_so_many_passes_over_the_text_take(home: Path) -> None:
+def test_the_steps_are_those_that_so_many_passes_over_the_text_take(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     finished = trained(request(home, "bert", run="passes", max_steps=None))
     recipe = request(home, "bert", max_steps=None).requested()
     shards = TokenShards.open(Path(finished.run.record["shards"]))
@@ -193,6 +195,9 @@ def test_the_steps_are_those_that_so_many_passes_over_the_text_take(home: Path) 
     assert plan["text_passes"] == pytest.approx(3, rel=0.2)
     assert plan["steps"] == pytest.approx(finished.run.record["steps"], rel=0.2)
     assert plan["parameters"]["total"] == pretraining_plan(recipe, vocab_size=shards.vocab_size)["parameters"]["total"]
+    with caplog.at_level("INFO"):
+        assert fitted(shortened(recipe, 2), shards, cache=home / "cache").optimisation.steps == 2
+    assert f"{finished.run.record['steps']} steps of 5 sequences, of which 2 are made" in caplog.text
 
 
 def test_a_plan_counts_a_pruned_model_without_its_heads(home: Path) -> None:

@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +17,29 @@ from bertkit.errors import StoppedError
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
 from bertkit.progress import silent_progress
+from tests.conftest import Outcome
+from tests.forked import Forked
 from tests.training.stopping import signalled_behind_the_last_step
 from tests.training.tiny_run import write_recipe
 
 KILLS = 12
 
 
-def start(directory: Path, run: str, *more: str) -> subprocess.Popen[bytes]:
-    recipe, text = directory / "tiny.yaml", directory / "text.txt"
-    command = [sys.executable, "-m", "bertkit", "pretrain", str(recipe), "--data", str(text), "--run-dir", run, *more]
-    return subprocess.Popen(
-        command, cwd=directory, env={**os.environ, "BERTKIT_CACHE": str(directory / "cache")}, stderr=subprocess.PIPE
-    )
+Fresh = Callable[..., int]
 
 
-def finish(process: subprocess.Popen[bytes]) -> int:
-    _, story = process.communicate(timeout=120)
-    assert process.returncode in (0, 75), story.decode()
-    return process.returncode
+def words(run: str, *more: str) -> list[str]:
+    return ["pretrain", "tiny.yaml", "--data", "text.txt", "--run-dir", run, *more]
+
+
+def start(directory: Path, run: str, *more: str) -> Forked:
+    return Forked(words(run, *more), directory, {"BERTKIT_CACHE": str(directory / "cache")})
+
+
+def finish(process: Forked) -> int:
+    code = process.wait()
+    assert code in (0, 75), process.errors
+    return code
 
 
 def weights_hash(directory: Path, run: str) -> str:
@@ -51,17 +55,30 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def wait_for(process: subprocess.Popen[bytes], seen: object, seconds: float = 60) -> bool:
+@pytest.fixture
+def fresh(straight: Path, bertkit_process: Callable[..., Outcome]) -> Fresh:
+    """Runs the command in a new process: its sets and dictionaries have an order of their own."""
+
+    def call(run: str, *more: str) -> int:
+        environment = {**os.environ, "BERTKIT_CACHE": str(straight / "cache")}
+        done = bertkit_process(*words(run, *more), cwd=straight, env=environment)
+        assert done.code in (0, 75), done.stderr
+        return done.code
+
+    return call
+
+
+def wait_for(process: Forked, seen: Callable[[], bool], seconds: float = 60) -> bool:
     ends = time.monotonic() + seconds
-    while time.monotonic() < ends and process.poll() is None:
-        if seen():  # type: ignore[operator]  # any callable
+    while time.monotonic() < ends and process.code is None:
+        if seen():
             return True
         time.sleep(0.0005)
     return False
 
 
-def test_two_runs_of_one_recipe_give_the_same_bytes(straight: Path) -> None:
-    assert finish(start(straight, "again")) == 0
+def test_two_runs_of_one_recipe_give_the_same_bytes(straight: Path, fresh: Fresh) -> None:
+    assert fresh("again") == 0
     assert weights_hash(straight, "again") == weights_hash(straight, "straight")
     figures = [(straight / run / "results.json").read_bytes() for run in ("again", "straight")]
     assert figures[0] == figures[1]
@@ -85,14 +102,14 @@ def test_killed_at_random_moments_and_resumed(straight: Path) -> None:
                 lambda seen=begun: (checkpoints / "latest").exists() and (checkpoints / "latest").read_bytes() != seen,
             )
             time.sleep(generator.uniform(0, 0.15))
-        if process.poll() is None and caught:
-            process.send_signal(signal.SIGKILL)
+        if process.code is None and caught:
+            process.send(signal.SIGKILL)
             kills += 1
-        process.communicate(timeout=120)
+        code = process.wait()
         resume = ["--resume"]
-        if process.returncode == 0:
+        if code == 0:
             break
-        assert process.returncode == -signal.SIGKILL
+        assert code == -signal.SIGKILL, process.errors
         if kills == KILLS:
             assert finish(start(straight, "killed", *resume)) == 0
             break
@@ -104,14 +121,16 @@ def test_killed_at_random_moments_and_resumed(straight: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_a_checkpoint_and_the_resumed_run_is_the_same(straight: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_a_checkpoint_and_the_resumed_run_is_the_same(
+    straight: Path, fresh: Fresh, number: signal.Signals
+) -> None:
     run = f"stopped-by-{number.name}"
     process = start(straight, run)
     latest = straight / run / "checkpoints" / "latest"
     assert wait_for(process, latest.exists)
-    process.send_signal(number)
+    process.send(number)
     assert finish(process) == 75
-    assert finish(start(straight, run, "--resume")) == 0
+    assert fresh(run, "--resume") == 0
     assert weights_hash(straight, run) == weights_hash(straight, "straight")
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.data.layouts import DocSentences
+from bertkit.data.layouts import DocSentences, SegmentPair
 from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.models.families.bert import BertConfig
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.forward import pretraining_model
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.schedule import LinearRate
+from bertkit.objectives.sentence_relations import SentenceOrder
 from bertkit.pretraining.held_out import HeldOut
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.training.config import EngineConfig
@@ -97,3 +98,19 @@ def test_without_masked_words_there_is_no_unigram_baseline(tmp_path: Path, share
     found = held_out.unigram_accuracy("masked_lm", shards.token_counts_V)
     assert (found is not None) is reported
     assert found is None or 0 <= found <= 1
+
+
+def test_the_baseline_of_a_relation_is_the_share_of_its_commonest_label(tmp_path: Path) -> None:
+    objectives = [MaskedLM(), SentenceOrder()]
+    shards = write_shards(tmp_path, random_documents(40))
+    layout = SegmentPair(random_partner_probability=0.3, swap_probability=0.5)
+    stream = SampleStream(SampleSpec(3, "held-out/0", layout, 48, 1), shards, whole_documents(shards), None)
+    held_out = HeldOut.prepare(stream, toy_vocabulary(), objectives, sequences=30, micro_batch_tokens=300)
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=30)
+    model = pretraining_model(config, objectives, toy_vocabulary().size)
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    figures = held_out.figures(model.eval(), ObjectiveTerms(objectives), engine)
+    ones = int(held_out.samples.labels["sentence_order"].sum())
+    assert 15 < ones < 30
+    assert figures["baseline/sentence_order"] == ones / 30
+    assert "baseline/masked_lm" not in figures

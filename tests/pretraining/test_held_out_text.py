@@ -58,6 +58,17 @@ def test_enough_text_is_told_without_a_warning(bertkit: Bertkit, tmp_path: Path)
     assert f"held-out text: {text['tokens']:,} tokens (" in shown
 
 
+def test_where_an_evaluation_reads_few_of_the_held_out_samples_that_limit_is_named(
+    bertkit: Bertkit, tmp_path: Path
+) -> None:
+    novel = write_novel(tmp_path / "novel.txt", 2000)
+    results, shown = pretrained(bertkit, tmp_path, novel, "--set", "engine.evaluation_sequences=20")
+    assert results["held_out_text"]["sequences"] == 20
+    assert results["held_out_text"]["is_part"] is True
+    assert shown.count("too wide to tell models apart; raise engine.evaluation_sequences") == 2
+    assert "give more text" not in shown
+
+
 @pytest.mark.parametrize(("predictions", "half_width"), [(385, 0.05), (2401, 0.02), (1, 0.98)])
 def test_the_interval_is_the_normal_approximation_at_one_half(predictions: int, half_width: float) -> None:
     size = HeldOutSize(tokens=1, share=0.1, sequences=1, predictions=predictions)

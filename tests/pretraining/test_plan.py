@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,54 @@ def test_token_shards_beside_text_are_refused_in_the_words_of_the_run(
     assert (planned.code, trained.code) == (2, 2)
     assert "is a directory of token shards, which cannot be read as text or combined with other" in planned.stderr
     assert planned.stderr.splitlines()[-1] == trained.stderr.splitlines()[-1]
+
+
+def planned(bertkit: Callable[..., Any], tmp_path: Path, *more: object) -> tuple[dict[str, Any], str]:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("FAMILY", "bert").replace("OBJECTIVE", "[masked_lm]"), encoding="utf-8")
+    found = bertkit("pretrain", recipe, *more, "--plan", "--json")
+    assert found.code == 0, found.stderr
+    return json.loads(found.stdout), " ".join(found.stderr.split())
+
+
+def test_files_of_a_directory_or_a_glob_are_counted_like_named_ones(
+    bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"the dog number {number} sleeps\n" * 40)
+    (folder / "notes.md").write_text("no text\n")
+    ways = [[folder], [folder / "*.txt"], [folder / f"{number}.txt" for number in range(3)], [folder, folder / "0.txt"]]
+    plans = [planned(bertkit, tmp_path, "--data", *way)[0] for way in ways]
+    assert plans[0]["text_passes"] == pytest.approx(SEQUENCES * LENGTH * STEPS / (3 * 40 * 5), rel=0.02)
+    assert {plan["text_passes"] for plan in plans} == {plans[0]["text_passes"]}
+    assert {plan["vocabulary"]["at_most"] for plan in plans} == {False}
+
+
+def test_a_text_that_is_not_there_is_told_and_the_rest_is_planned(bertkit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("one line\n")
+    plan, told = planned(bertkit, tmp_path, "--data", tmp_path / "text.txt")
+    assert "text_passes" not in plan
+    assert "text.txt: no such file or directory; did you mean" in told
+    assert "the plan is made without the text" in told
+
+
+def test_a_run_that_its_limit_of_passes_would_refuse_is_told_with_the_steps_that_fit(
+    bertkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the dog sleeps\n\n" * 200)
+    more = ("--data", text, "--set", "data.max_epochs=1")
+    plan, told = planned(bertkit, tmp_path, *more)
+    fitting = int(STEPS / plan["text_passes"])
+    assert f"but data.max_epochs allows only 1: the run would be refused; give --max-steps {fitting} or less" in told
+    assert "max_epochs" not in planned(bertkit, tmp_path, *more, "--max-steps", str(fitting))[1]
+
+
+def test_more_steps_than_the_recipe_has_are_told(bertkit: Callable[..., Any], tmp_path: Path) -> None:
+    plan, told = planned(bertkit, tmp_path, "--max-steps", STEPS + 1)
+    assert plan["steps"] == STEPS
+    assert (
+        "--max-steps 6: the run has 5 steps (optimisation.steps); for a longer run, --set optimisation.steps=6" in told
+    )

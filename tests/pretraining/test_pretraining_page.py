@@ -46,7 +46,8 @@ def first_column(page: str, heading: str) -> set[str]:
     ids=["layouts", "objectives", "units", "optimisers", "schedules"],
 )
 def test_every_choice_is_listed(page: str, heading: str, known: set[str]) -> None:
-    assert first_column(page, heading) == known
+    where = "docs/pretraining.md" if page is PAGE else "docs/optimisation.md"
+    assert first_column(page, heading) == known, f"{where}, table {heading}: one row for each choice"
 
 
 def test_every_kind_of_vocabulary_is_listed() -> None:

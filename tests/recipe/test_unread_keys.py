@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from bertkit.distillation.task_recipe import parts_of as run_parts
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.pretraining.arguments import PretrainArguments
-from bertkit.pretraining.recipe import Recipe
+from bertkit.pretraining.recipe import Recipe, load_recipe
 from bertkit.pretraining.run import run_pretraining
 from bertkit.pretraining.stages import parts_of as stage_parts
 from bertkit.progress import silent_progress
 from bertkit.recipe.errors import validate
-from bertkit.recipe.find import recipe_names
+from bertkit.recipe.find import recipe_names, shipped_directory
 from bertkit.recipe.resolve import Override, base_of, load_any, with_values
 from bertkit.recipe.tree import Located
 from bertkit.recipe.unread import UnreadSetting, unread_settings
@@ -218,11 +219,22 @@ def test_the_message_says_why_and_what_to_change() -> None:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_shipped_recipes_have_no_key_without_effect(name: str) -> None:
-    recipe = load_any(name)
+def test_shipped_recipes_have_no_key_without_effect(name: str, tmp_path: Path) -> None:
+    own = str(shutil.copy(shipped_directory() / f"{name}.yaml", tmp_path))
+    recipe = load_any(own)
     parts = stage_parts(recipe) if isinstance(recipe, Recipe) else ()
     parts = run_parts(recipe) if isinstance(recipe, DistillRecipe) else parts
-    assert unread_settings(recipe, parts, base=base_of(name)) == []
+    assert unread_settings(recipe, parts, base=base_of(own)) == []
+
+
+def test_a_key_of_a_shipped_recipe_is_told_of_only_where_the_command_line_changes_it() -> None:
+    def keys(*overrides: str) -> list[str]:
+        recipe = load_recipe("quickstart", parsed(overrides))
+        return [each.key for each in unread_settings(recipe, base=base_of("quickstart"))]
+
+    assert load_recipe("quickstart").tokenizer.lowercase is True
+    assert keys("tokenizer.path=a") == []
+    assert keys("tokenizer.path=a", "tokenizer.lowercase=false") == ["tokenizer.lowercase"]
 
 
 def test_what_a_recipe_inherits_is_not_told_of_and_what_it_sets_is(tmp_path: Path) -> None:

@@ -95,6 +95,22 @@ def test_parquet_gives_the_same_documents(tmp_path: Path, cache: Path, name: str
     assert list(opened(tmp_path / name, cache=cache, text_field="body").documents()) == DOCUMENTS
 
 
+def test_dots_lead_into_nested_records_unless_a_field_has_the_whole_name(tmp_path: Path, cache: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"id": 1, "meta": {"body": "\n".join(document), "url": "x"}} for document in DOCUMENTS]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        found = opened(tmp_path / name, cache=cache, text_field="meta.body")
+        assert list(found.documents()) == DOCUMENTS
+        with pytest.raises(DataError, match=r"no field 'meta.boddy'; there are: body; name it with"):
+            list(opened(tmp_path / name, cache=cache, text_field="meta.boddy").documents())
+    (tmp_path / "b.jsonl").write_text(json.dumps({"meta.body": "own", "meta": {"body": "nested"}}))
+    assert list(opened(tmp_path / "b.jsonl", cache=cache, text_field="meta.body").documents()) == [["own"]]
+
+
 def test_a_parquet_file_without_rows_has_no_documents(tmp_path: Path, cache: Path) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -222,6 +238,7 @@ def test_a_directory_of_babylm_gives_its_training_text_alone(tmp_path: Path, cac
         ("a.txt.zst", b"plain text", "damaged or truncated .zst"),
         ("a.jsonl", b'{"text": "x"}\n\n{"text": }', "a.jsonl, line 3, column 10: not valid JSON"),
         ("a.jsonl", b'{"txt": "x"}', "a.jsonl, line 1: no field 'text'; there are: txt"),
+        ("a.jsonl", b'{"text": {"txt": "x"}}', "line 1: field 'text' is dict, expected a string"),
         ("a.jsonl", b"[1]", "line 1: expected a JSON object, found list"),
         ("a.jsonl", b'{"text": 5}', "line 1: field 'text' is int, expected a string"),
         ("a.jsonl", b'{"text": "\\ud800"}', "half a surrogate pair at character 0"),
@@ -340,5 +357,5 @@ def test_endings_in_capitals_are_the_same_and_files_that_are_not_read_are_told(
     with caplog.at_level("INFO"):
         documents = list(open_corpus([str(tmp_path / "in")], cache=cache).documents())
     assert documents == [["one two"], ["three four"]]
-    assert "1 files are no" in caplog.text
+    assert "are left out: 1, such as notes.doc" in caplog.text
     assert "notes.doc" in caplog.text

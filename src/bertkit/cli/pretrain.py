@@ -82,7 +82,7 @@ def added_tokens(count: int | None) -> list[Override]:
 
 def _is_share(name: str) -> bool:
     """Whether a metric is shown in percent."""
-    return name.startswith("accuracy/") or name in ("bleu", "chrf", "exact")
+    return name.startswith(("accuracy/", "baseline/", "precision/", "recall/")) or name in ("bleu", "chrf", "exact")
 
 
 def print_held_out(results: dict[str, Any]) -> None:

@@ -163,6 +163,8 @@ class PretrainArguments(RunArguments[Recipe]):
         if self.init is not None:
             given.append(Override("init", _recorded_name(self.init, self.initial_model(self.init)[0])))
         wanted = with_max_length(with_overrides(recorded, given), self.overrides)
+        longer = "for more, start a new run from its model, with --init RUN"
+        _warn_of_fewer_steps(wanted, self.max_steps, longer)
         wanted = shortened(wanted, self.max_steps)
         return with_file_hashes(wanted, recompute=True)
 
@@ -198,7 +200,9 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
     at_most = recipe.data.max_epochs is not None and optimisation.passes >= recipe.data.max_epochs
     steps = updates_for(samples, optimisation.batch_sequences, optimisation.batch_ramp, at_most=at_most)
     log.info(
-        "%g passes over the text: %d steps of %d sequences", *(optimisation.passes, steps), optimisation.batch_sequences
+        "%g passes over the text: %d steps of %d sequences%s",
+        *(optimisation.passes, steps, optimisation.batch_sequences),
+        f", of which {optimisation.steps:,} are made" if steps > optimisation.steps else "",
     )
     return shortened(recipe, steps)
 
@@ -213,6 +217,7 @@ def with_recorded_held_out(recipe: Recipe, run: RunDirectory) -> Recipe:
 
 def completed(recipe: Recipe, max_steps: int | None) -> Recipe:
     """The recipe with its length and its files' hashes; all stages are checked."""
+    _warn_of_fewer_steps(recipe, max_steps, f"for a longer run, --set optimisation.steps={max_steps}")
     recipe = with_file_hashes(shortened(recipe, max_steps))
     stages_of(recipe)
     check_limits(recipe)
@@ -279,6 +284,14 @@ def _hashed(data: Any, *, recompute: bool) -> Any:
                     place = Path(path).expanduser()
                     result |= {hash_key: sha256_of(place), key: str(place.absolute())}
     return result
+
+
+def _warn_of_fewer_steps(recipe: Recipe, max_steps: int | None, longer: str) -> None:
+    steps = recipe.optimisation.steps
+    if max_steps is not None and max_steps > steps:
+        log.warning(
+            "--max-steps %s: the run has %s steps (optimisation.steps); %s", f"{max_steps:,}", f"{steps:,}", longer
+        )
 
 
 def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:

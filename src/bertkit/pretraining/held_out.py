@@ -50,6 +50,7 @@ class HeldOutSize:
         sequences: samples read by an evaluation.
         predictions: masked words predicted in an evaluation, or predictions of the objective that makes most of them.
         has_accuracy: whether any predictions can be right or wrong; otherwise an evaluation has only losses.
+        is_part: whether an evaluation leaves out some of its samples (`engine.evaluation_sequences`).
     """
 
     tokens: int
@@ -57,6 +58,7 @@ class HeldOutSize:
     sequences: int
     predictions: int
     has_accuracy: bool = True
+    is_part: bool = False
 
     @property
     def interval(self) -> float:
@@ -76,11 +78,11 @@ class HeldOutSize:
         if not self.has_accuracy:
             return f"{text} in {self.sequences:,} sequences"
         interval = f"{100 * self.interval:.1f} points"
+        remedy = "raise engine.evaluation_sequences" if self.is_part else "give more text, or raise data.held_out"
         rest = (
             f"an accuracy has a 95% interval of at most +-{interval}"
             if self.suffices
-            else f"the 95% interval of an accuracy is up to +-{interval}, too wide to tell models apart; give more"
-            " text, or raise data.held_out"
+            else f"the 95% interval of an accuracy is up to +-{interval}, too wide to tell models apart; {remedy}"
         )
         return f"{text}, {self.predictions:,} predictions in {self.sequences:,} sequences; {rest}"
 
@@ -142,7 +144,10 @@ class HeldOut:
         *,
         progress: Progress = silent_progress,
     ) -> dict[str, Any]:
-        """Loss, and per term: loss, accuracy and the objective's other metrics, with perplexities where defined."""
+        """Loss, and per term: loss, accuracy and the objective's other metrics, with perplexities where defined.
+
+        `baseline/TERM` of a classification of sequences is the accuracy of always predicting the most frequent class.
+        """
         batches = counted(self.batches, progress, "held-out text", unit="batches")
         with terms.without_carried_state():
             totals = evaluate(model, terms, batches, engine)
@@ -154,6 +159,9 @@ class HeldOut:
         for objective in terms.objectives:
             total = totals[objective.term]
             figures |= objective.figures(total.counters, total.count)
+            if objective.target == "class":
+                label_B = torch.cat([batch.labels[objective.term] for batch in self.batches])
+                figures[f"baseline/{objective.term}"] = int(label_B.bincount().max()) / len(label_B)
         for objective in terms.objectives:
             if not totals[objective.term].count:  # without predictions there is no perplexity
                 continue
@@ -180,6 +188,7 @@ class HeldOut:
             sequences=sum(batch.num_sequences for batch in self.batches),
             predictions=max(counts, default=sum(batch.num_sequences for batch in self.batches)),
             has_accuracy=any(each.has_accuracy for each in objectives),
+            is_part=len(self.samples.lengths_B) < stream.epoch_length(0),
         )
 
     def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float | None:

@@ -5,6 +5,7 @@ Not from a paper.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 
 from bertkit.data.samples import Vocabulary
-from bertkit.data.shards import TokenShards, is_shards
+from bertkit.data.shards import TokenShards
 from bertkit.data.stored_shards import shards_directory
+from bertkit.errors import DataError
 from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
@@ -26,9 +28,10 @@ from bertkit.pretraining.initial_model import initial_pruned_heads
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, multi_rank_obstacle, stages_of
 from bertkit.recipe.hashing import name_and_hash
+from bertkit.stores.url import is_url
 from bertkit.text.added_tokens import extended
 from bertkit.text.lines import COMPRESSIONS
-from bertkit.text.sources import open_corpus, require_texts
+from bertkit.text.sources import local_files, open_corpus
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
@@ -39,6 +42,8 @@ from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.placement import multi_rank_error
 from bertkit.training.plan import PlannedCost, PlannedTeacher, PlannedVocabulary, plan_document, planned_rate
+
+log = logging.getLogger(__name__)
 
 _BYTES_OF_A_TOKEN = 4.5
 """For English text, if the tokenizer is not there yet."""
@@ -67,14 +72,12 @@ def pretraining_plan(
         UsageError: several ranks are to train what they cannot, or token shards are combined with other text.
         DataError: the tokenizer cannot be used.
     """
-    if not recipe.data.is_tokenised:
-        require_texts(recipe.data.all_sources)
-    text_bytes, tokenizer = 0.0, None
+    text_bytes, tokenizer, files = 0.0, None, _text_files(recipe)
     if vocab_size is None:
-        vocabulary, text_bytes, tokenizer = planned_vocabulary(recipe, offline=offline)
+        vocabulary, text_bytes, tokenizer = _planned_vocabulary(recipe, files, offline=offline)
     else:
         vocabulary = PlannedVocabulary(vocab_size)
-    text_tokens = _text_tokens(recipe, tokenizer, offline=offline)
+    text_tokens = _text_tokens(recipe, files, tokenizer, offline=offline)
     recipe, steps_estimated = _with_planned_steps(recipe, text_tokens)
     engine = resolve_engine(recipe.engine)
     stages = stages_of(recipe)
@@ -118,6 +121,7 @@ def pretraining_plan(
     document = name_and_hash(recipe) | plan_document(engine, cost, vocabulary=vocabulary, teacher=teacher)
     if text_tokens:
         document["text_passes"] = tokens / text_tokens
+        _warn_of_passes(recipe, steps, tokens / text_tokens)
     return document | ({"steps_estimated": True} if steps_estimated else {})
 
 
@@ -166,31 +170,58 @@ def _with_planned_steps(recipe: Recipe, text_tokens: float | None) -> tuple[Reci
     return shortened(recipe, updates_for(sequences, optimisation.batch_sequences, optimisation.batch_ramp)), True
 
 
-def _text_tokens(recipe: Recipe, tokenizer: Tokenizer | None, *, offline: bool) -> float | None:
-    """Tokens of the text: counted for shards, estimated from bytes for files; None for any other text."""
-    sources = recipe.data.sources
-    files = [Path(source).expanduser() for source in sources]
-    if len(sources) == 1 and is_shards(sources[0]):
-        return float(TokenShards.open(shards_directory(sources[0])).tokens)
-    if not files or recipe.data.languages or not all(file.is_file() for file in files):
+def _text_files(recipe: Recipe) -> list[Path]:
+    """The files of the text; none for token shards, several languages, or text that is not all on this machine. A text
+    that is not there is reported, because a recipe can be planned without it.
+
+    Raises:
+        UsageError: a directory contains token shards, or is a run.
+    """
+    sources = recipe.data.all_sources
+    if recipe.data.is_tokenised or any(each.startswith(("hub:", "builtin:")) or is_url(each) for each in sources):
+        return []
+    try:
+        files = {file.resolve(): file for source in sources for file in local_files(source)}
+    except DataError as error:
+        log.warning("%s; the plan is made without the text", error)
+        return []
+    return [] if recipe.data.languages else list(files.values())
+
+
+def _text_tokens(recipe: Recipe, files: Sequence[Path], tokenizer: Tokenizer | None, *, offline: bool) -> float | None:
+    """Tokens of the text: counted for shards and short texts, estimated from the size of other files; None for any
+    other text."""
+    if recipe.data.is_tokenised:
+        return float(TokenShards.open(shards_directory(recipe.data.sources[0])).tokens)
+    if not files:
         return None
     ratios = [_COMPRESSED_RATIO if file.suffix in COMPRESSIONS else 1.0 for file in files]
     size = sum(ratio * file.stat().st_size for file, ratio in zip(files, ratios, strict=True))
-    return size / (_BYTES_OF_A_TOKEN if tokenizer is None else _bytes_of_a_token(recipe, tokenizer, offline=offline))
-
-
-def _bytes_of_a_token(recipe: Recipe, tokenizer: Tokenizer, *, offline: bool) -> float:
-    """The mean over the beginning of the text."""
-    size, tokens = 0, 0
+    if tokenizer is None:
+        return size / _BYTES_OF_A_TOKEN
+    read, tokens = 0, 0
     for document in open_corpus(recipe.data.sources, recipe.data.reading, offline=offline).documents():
-        size += sum(len(line.encode("utf-8", "surrogatepass")) + 1 for line in document)
+        read += sum(len(line.encode("utf-8", "surrogatepass")) + 1 for line in document)
         tokens += len(tokenizer.encode_plain(document)[0]) + 1  # most layouts have a separator between documents
-        if size >= _COUNTED_BYTES:
-            break
-    return size / tokens if tokens else _BYTES_OF_A_TOKEN
+        if read >= _COUNTED_BYTES:
+            return size * tokens / read
+    return float(tokens) if tokens else None
 
 
-def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[PlannedVocabulary, float, Tokenizer | None]:
+def _warn_of_passes(recipe: Recipe, steps: int, passes: float) -> None:
+    """Warn of a run that would be refused because it reads its text too often."""
+    limit = recipe.data.max_epochs
+    if limit is not None and passes > limit:
+        log.warning(
+            "%s steps would read the text about %.2f times, but data.max_epochs allows only %g: the run would be"
+            " refused; give --max-steps %d or less, or more text",
+            *(f"{steps:,}", passes, limit, max(1, int(steps * limit / passes))),
+        )
+
+
+def _planned_vocabulary(
+    recipe: Recipe, files: Sequence[Path], *, offline: bool
+) -> tuple[PlannedVocabulary, float, Tokenizer | None]:
     """The size of the model's vocabulary, the bytes of text that it is trained on (0 if it is not trained), and the
     tokenizer, unless it is still to be trained or belongs to token shards.
 
@@ -203,13 +234,12 @@ def planned_vocabulary(recipe: Recipe, *, offline: bool = False) -> tuple[Planne
         DataError: the given tokenizer is not found, or lacks a special token that every run needs; or the text has
             fewer words to add.
     """
-    tokenizer, sources = recipe.tokenizer, recipe.data.sources
-    if not recipe.data.languages and len(sources) == 1 and is_shards(sources[0]):
-        return PlannedVocabulary(TokenShards.open(shards_directory(sources[0], offline=offline)).vocab_size), 0.0, None
-    files = [] if recipe.data.languages else [Path(source).expanduser() for source in sources]
-    are_files = bool(files) and all(file.is_file() for file in files)
-    size = min(sum(file.stat().st_size for file in files), tokenizer.sample_megabytes * 1e6) if are_files else 0.0
-    is_small = are_files and size <= SAMPLED_MEGABYTES * 1e6
+    tokenizer, data = recipe.tokenizer, recipe.data
+    if data.is_tokenised:
+        shards = TokenShards.open(shards_directory(data.sources[0], offline=offline))
+        return PlannedVocabulary(shards.vocab_size), 0.0, None
+    size = min(sum(file.stat().st_size for file in files), tokenizer.sample_megabytes * 1e6)
+    is_small = bool(files) and size <= SAMPLED_MEGABYTES * 1e6
     text = partial(_sample, recipe, offline=offline)
     if tokenizer.path is not None:
         given = load_tokenizer(tokenizer.path, offline=offline)

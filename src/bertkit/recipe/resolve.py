@@ -170,12 +170,15 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
 
 
 def base_of(name: str) -> dict[str, Any]:
-    """The settings of the recipe that this one extends, as plain data; empty if it extends none."""
+    """The settings that the user did not write, as plain data: a shipped recipe's own, or those of the recipe that the
+    user's own recipe extends; empty if it extends none."""
     path = find_recipe(name)
-    extends = _read(path).child("extends")
-    if extends is None:
-        return {}
-    plain: dict[str, Any] = _with_bases(find_recipe(str(extends.value), path), ()).plain()
+    if path.resolve().parent != shipped_directory().resolve():
+        extends = _read(path).child("extends")
+        if extends is None:
+            return {}
+        path = find_recipe(str(extends.value), path)
+    plain: dict[str, Any] = _with_bases(path, ()).plain()
     return plain
 
 

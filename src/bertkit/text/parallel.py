@@ -11,14 +11,13 @@ import glob
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError
 from bertkit.text.lines import read_lines
-from bertkit.text.readers import FileReader, HubReader, Part, Reader, dataset_records, json_records
+from bertkit.text.readers import FileReader, HubReader, Part, Reader, dataset_records, json_records, value_of
 
 SIDES = ("source", "target")
 
@@ -145,18 +144,8 @@ def _lines(path: Path, encoding: str | None) -> Iterator[str]:
 
 
 def _text(record: Mapping[str, Any], field: str, where: str) -> str:
-    """The text of a field; dots in the field's name lead into nested records."""
-    found: Any = record
-    names = [field] if field in record else field.split(".")
-    for name in names:
-        if not isinstance(found, Mapping) or name not in found:
-            known = sorted(map(str, found)) if isinstance(found, Mapping) else []
-            near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:10]
-            raise DataError(
-                f"{where}: no field {field!r}; there are: {', '.join(near) or 'none'}; name the source's with"
-                " data.reading.text_field and the target's with data.reading.target_field"
-            )
-        found = found[name]
+    remedy = "name the source's with data.reading.text_field and the target's with data.reading.target_field"
+    found = value_of(record, field, where, remedy)
     if not isinstance(found, str):
         raise DataError(f"{where}: field {field!r} is {type(found).__name__}, expected a string")
     return found

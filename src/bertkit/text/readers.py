@@ -13,7 +13,7 @@ import csv
 import glob
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
@@ -137,12 +137,14 @@ class TableReader(FileReader):
         import pyarrow.parquet
 
         try:
-            self._check(pyarrow.parquet.read_schema(self.path).names)
+            names = pyarrow.parquet.read_schema(self.path).names
+            column = self.text_field if self.text_field in names else self.text_field.partition(".")[0]
+            self._check(names, column)
             if not pyarrow.parquet.read_metadata(self.path).num_rows:
                 return iter(())  # `datasets` fails on a file without rows
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
-        columns = [self.text_field, *self.span_fields]
+        columns = [column, *self.span_fields]
 
         def rows() -> Any:
             return datasets.load_dataset(
@@ -161,7 +163,7 @@ class TableReader(FileReader):
         number = 0
         try:
             header = next(reader, [])
-            self._check(header)
+            self._check(header, self.text_field)
             column = header.index(self.text_field)
             for fields in reader:
                 number += 1
@@ -179,9 +181,9 @@ class TableReader(FileReader):
                 f"{self.name}: cannot be read after record {number}: line {reader.line_num} is not valid CSV: {error}"
             ) from error
 
-    def _check(self, columns: Sequence[str]) -> None:
+    def _check(self, columns: Sequence[str], text_column: str) -> None:
         """Report a missing column before any row is read."""
-        text_of(dict.fromkeys(columns, ""), self.text_field, self.name)
+        text_of(dict.fromkeys(columns, ""), text_column, self.name)
         for field in self.span_fields:
             spans_of(dict.fromkeys(columns), field, 0, self.name)
 
@@ -288,18 +290,30 @@ def dataset_records(rows: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]
         raise DataError(f"{name}: cannot be read after record {number}: {first_line(error)}") from error
 
 
+def value_of(record: Mapping[str, Any], field: str, where: str, remedy: str) -> Any:
+    """The value of a record's field; dots in the field's name lead into nested records.
+
+    Raises:
+        DataError: there is no such field; similar names are given.
+    """
+    found: Any = record
+    for name in [field] if field in record else field.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            known = sorted(map(str, found)) if isinstance(found, Mapping) else []
+            near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:10]
+            raise DataError(f"{where}: no field {field!r}; there are: {', '.join(near) or 'none'}; {remedy}")
+        found = found[name]
+    return found
+
+
 def text_of(record: dict[str, Any], field: str, where: str) -> str:
     """The record's text, empty if the field is null.
 
     Raises:
-        DataError: the field is missing (similar names are given), not a string, or not encodable.
+        DataError: the field is missing, not a string, or not encodable.
     """
-    if field not in record:
-        near = get_close_matches(field, list(record), n=3, cutoff=0.5) or sorted(record)[:10]
-        there = ", ".join(map(str, near)) or "none"
-        remedy = "name it with data.reading.text_field, or --text-field of `bertkit tokenize`"
-        raise DataError(f"{where}: no field {field!r}; there are: {there}; {remedy}")
-    text = record[field]
+    remedy = "name it with data.reading.text_field, or --text-field of `bertkit tokenize`"
+    text = value_of(record, field, where, remedy)
     if text is None:
         return ""
     if not isinstance(text, str):

@@ -28,7 +28,11 @@ class SourceOptions(FileFormat):
 
     later_fields: ClassVar[frozenset[str]] = frozenset({*FileFormat.model_fields, "mark_capitals", "target_field"})
 
-    text_field: str = Field("text", description="Field of the text in JSON Lines, CSV, Parquet and Hub records.")
+    text_field: str = Field(
+        "text",
+        description="Field of the text in JSON Lines, CSV, Parquet and Hub records (meta.body is the field body in"
+        " meta).",
+    )
     target_field: str | None = Field(
         None,
         description="Read parallel text, pairs of a source and its target. This is the target's field in JSON Lines,"

@@ -210,7 +210,7 @@ class _Opening:
                 offline=self.offline,
                 progress=self.progress,
             )
-        return _local_files(source)
+        return local_files(source)
 
     def _hub(self, rest: str) -> tuple[HubReader, str]:
         """A Hub dataset at its current commit; offline, at the last known commit."""
@@ -230,7 +230,13 @@ _SHARD_FILES = frozenset({"manifest.json", "tokenizer.json"})
 _RUN_FILES = frozenset({"run.json", "recipe.yaml"})
 
 
-def _local_files(source: str) -> list[Path]:
+def local_files(source: str) -> list[Path]:
+    """The files of a path, directory or glob on this machine, ordered by name.
+
+    Raises:
+        UsageError: a store, or a directory without text to train on.
+        DataError: there is no such file.
+    """
     if has_scheme(source):
         raise UsageError(
             f"source {source!r}: no such scheme; expected a path, s3://, gs:// or file://, hub:ORG/NAME or"
@@ -245,7 +251,7 @@ def _local_files(source: str) -> list[Path]:
             raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")
         if others := [p.name for p in files if not kind_of_file(p)]:
             kinds = ", ".join(KINDS)
-            log.info("%s: %d files are not %s and are left out, such as %s", source, len(others), kinds, others[0])
+            log.info("%s: files other than %s are left out: %d, such as %s", source, kinds, len(others), others[0])
         return found
     if path.exists():
         open_regular(path).close()
@@ -260,18 +266,6 @@ def _local_files(source: str) -> list[Path]:
     raise DataError(
         f"{source}: no such file or directory" + (f"; did you mean {path.parent / near[0]}?" if near else "")
     )
-
-
-def require_texts(sources: Sequence[str]) -> None:
-    """Check the directories among these sources as `open_corpus` does, without reading any text.
-
-    Raises:
-        UsageError: a directory contains token shards, or is a run.
-    """
-    for source in sources:
-        path = Path(source).expanduser()
-        if not has_scheme(source) and path.is_dir():
-            _require_text(path, source)
 
 
 def _require_text(directory: Path, source: str) -> None:
