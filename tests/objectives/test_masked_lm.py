@@ -14,11 +14,14 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets
 from bertkit.errors import UsageError
 from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
+from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Ngrams, Phrases, Spans, Tokens, Words
 from bertkit.text.tokenizer import Tokenizer
@@ -192,3 +195,12 @@ def test_electras_shares_mask_or_keep_and_never_replace() -> None:
     ids_M = after.ids_T[targets(after).index_M]
     assert np.all((ids_M == MASK) | (ids_M == targets(after).id_M))
     assert abs((ids_M == MASK).mean() - 0.85) < 0.02
+
+
+def test_a_family_that_predicts_the_next_token_is_refused_with_the_objective_that_trains_it() -> None:
+    data = DataConfig(sources=["a.txt"])
+    (found,) = MaskedLM().errors(data, Gpt2Config())
+    assert "model.family 'gpt2' has no head for masked_lm" in found
+    assert CausalLM(head="causal_lm").errors(data, Gpt2Config()) == []
+    assert "objective=[{causal_lm: {head: causal_lm}}]" in found
+    assert MaskedLM().errors(data, BertConfig()) == []

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 _CODE_OF_PLANS = ("data/layouts", "data/random.py", "data/shards.py")
 """The code that decides a plan, next to its settings: plans of other code are not read."""
 _MANY_TOKENS = 100_000_000
-"""Above this, a plan takes so long that a message tells of it: half a minute for pairs of segments."""
+"""Above this, a plan may take so long that a message tells of it: half a minute for pairs, if not compiled."""
 
 
 class Corruption(Protocol):

@@ -109,7 +109,14 @@ class MaskedLM(TokenPrediction):
             yield UnreadKey("random_from", why, "give random_share a value above 0")
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        return self.units.errors(data)
+        errors = self.units.errors(data)
+        heads = model.all_heads()
+        if "masked_lm" not in heads and "causal_lm" in heads:
+            errors.append(
+                f"objective.{self.term}: model.family {model.model_type!r} has no head for masked_lm; use a recipe of"
+                ' this family, or --set "objective=[{causal_lm: {head: causal_lm}}]"'
+            )
+        return errors
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if self.mask_share > 0 and "mask" not in tokenizer.roles:

@@ -20,17 +20,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 from scipy.stats import binom
 
-from bertkit.arrays import Int64Array
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.layouts.base import PART_ROWS, Address, Layout, Plan, Ranges
+from bertkit.data.layouts.compiled_pairs import NUMBERS, listed_pairs, pairs_library
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -46,8 +46,8 @@ _ROW = np.dtype(
         ("swapped", "u1"),
     ]
 )
-_NUMBERS = 6
-"""Numbers of a pair before it is truncated."""
+COMPILED_SEGMENTS = 1_000_000
+"""Texts of as many segments are walked by the compiled loop: Python's takes a second for them."""
 _PARTNER_TRIES = 10
 _PURPOSE = "pair/choice"
 _DOCUMENT_DRAW = 3
@@ -147,56 +147,84 @@ def _labels(plan_B: Plan) -> dict[str, Int64Array]:
     return {"next_sentence": not_next_B, "sentence_order": not_next_B, "sentence_structure": relation_B}
 
 
-class PairLength(Protocol):
-    """How much text a pair has."""
-
-    def end(self, start_s1: list[int], segment: int) -> int:
-        """The segment after the last of the chunk that begins with `segment`, not beyond the end of `start_s1`."""
-
-    def partner_tokens(self, first_tokens: int) -> int:
-        """A random partner ends with the segment with which it has this many tokens."""
-
-
 class PairPlanner:
-    """Walks documents and collects pairs, before truncation, as what `truncated` takes."""
+    """Walks documents and collects pairs, before truncation, as what `truncated` takes.
+
+    Args:
+        target_N: a chunk of a document ends with the segment with which it has this many tokens, and so does a random
+            partner; None: a chunk has two segments, and a random partner one.
+    """
 
     def __init__(
-        self, layout: PairLayout, segment_start_S1: Ranges, documents_N2: Ranges, draw: Draw, epoch: int
+        self,
+        layout: PairLayout,
+        segment_start_S1: Ranges,
+        documents_N2: Ranges,
+        target_N: Int64Array | None,
+        draw: Draw,
+        epoch: int,
     ) -> None:
         self.layout = layout
         self.segment_start_S1 = segment_start_S1
         self.documents_N2 = documents_N2
+        self.target_N = target_N
         self.draw = draw
         self.epoch = epoch
         self._rows = array("q")
         self._chunks = 0
         self._drawn: list[list[float]] = []
 
-    def parts(self, maximum: int, chunks: Iterable[PairLength]) -> Iterator[Plan]:
-        """The pairs of all documents, of at most `maximum` tokens; `chunks` has how each document is divided."""
+    def parts(self, maximum: int) -> Iterator[Plan]:
+        """The pairs of all documents, of at most `maximum` tokens."""
         planned = 0
-        for document, chunk in enumerate(chunks):
-            self.plan_document(document, chunk)
-            if len(self._rows) >= PART_ROWS * _NUMBERS:
-                yield truncated(self._rows, planned, maximum, self.draw, self.epoch)
-                planned += len(self._rows) // _NUMBERS
-                self._rows = array("q")
-        yield truncated(self._rows, planned, maximum, self.draw, self.epoch)
+        for rows_R6 in self._rows_in_parts():
+            yield truncated(rows_R6, planned, maximum, self.draw, self.epoch)
+            planned += len(rows_R6)
 
-    def plan_document(self, document: int, chunk: PairLength) -> None:
+    def _rows_in_parts(self) -> Iterator[Int64Array]:
+        """The numbers of each pair, as `truncated` takes them."""
+        segments = int((self.documents_N2[:, 1] - self.documents_N2[:, 0]).sum())
+        if segments >= COMPILED_SEGMENTS and (library := pairs_library()) is not None:
+            yield from listed_pairs(
+                library,
+                *(self.segment_start_S1, self.documents_N2, self.target_N),
+                draws=self._draws,
+                other_document=self._document_drawn_again,
+                random_partner_probability=self.layout.random_partner_probability,
+                swap_probability=self.layout.swap_probability,
+                pairs_lone_segments=self.layout.lone_segment == "random",
+            )
+            return
+        for document in range(len(self.documents_N2)):
+            self.plan_document(document)
+            if len(self._rows) >= PART_ROWS * NUMBERS:
+                yield self._taken_rows()
+        yield self._taken_rows()
+
+    def _taken_rows(self) -> Int64Array:
+        rows, self._rows = self._rows, array("q")
+        return np.array(rows, dtype=np.int64).reshape(-1, NUMBERS)
+
+    def plan_document(self, document: int) -> None:
         low, high = self.documents_N2[document].tolist()
         start_s1 = self.segment_start_S1[low : high + 1].tolist()
+        target = None if self.target_N is None else int(self.target_N[document])
         count, segment = high - low, 0
         while segment < count:
-            chunk_end = chunk.end(start_s1, segment)
+            if target is None:
+                chunk_end = min(segment + 2, count)
+            else:
+                chunk_end = min(bisect_left(start_s1, start_s1[segment] + target, lo=segment + 1), count)
             number = self._chunks
             split_draw, random_draw, start_draw, document_draw, swap_draw = self._next_draws()
             start, end = start_s1[segment], start_s1[chunk_end]
             lone = chunk_end - segment == 1
             first_end = segment + 1 if lone else segment + 1 + int(split_draw * (chunk_end - segment - 1))
             if random_draw < self.layout.random_partner_probability or (lone and self.layout.lone_segment == "random"):
-                tokens = chunk.partner_tokens(start_s1[first_end] - start)
-                partner = self._other_document(document, document_draw, number)
+                tokens = 1 if target is None else target - (start_s1[first_end] - start)
+                partner = int(document_draw * len(self.documents_N2))
+                if partner == document:
+                    partner = self._document_drawn_again(number, document)
                 second = self._run_of_segments(partner, tokens, start_draw)
                 self._rows.extend((start, start_s1[first_end], *second, 1, 0))
                 segment = first_end
@@ -210,12 +238,9 @@ class PairPlanner:
             else:
                 self._rows.extend((start, middle, middle, end, 0, 0))
 
-    def _other_document(self, document: int, uniform: float, chunk: int) -> int:
-        """A random document, drawn again if it is this one, unless ten draws all are."""
+    def _document_drawn_again(self, chunk: int, document: int) -> int:
+        """A random document instead of this one, unless nine more draws all are this one."""
         count = len(self.documents_N2)
-        partner = int(uniform * count)
-        if partner != document:
-            return partner
         position = _DOCUMENT_DRAW + np.arange(1, _PARTNER_TRIES)
         again = self.draw.uniform(_PURPOSE, epoch=self.epoch, sample=chunk, position=position)
         others = (other for each in again.tolist() if (other := int(each * count)) != document)
@@ -234,19 +259,22 @@ class PairPlanner:
         number = self._chunks
         self._chunks += 1
         if number % _DRAWS_AHEAD == 0:
-            sample = np.arange(number, number + _DRAWS_AHEAD)[:, None]
-            self._drawn = self.draw.uniform(_PURPOSE, epoch=self.epoch, sample=sample, position=_DRAWS).tolist()
+            self._drawn = self._draws(number, _DRAWS_AHEAD).tolist()
         return self._drawn[number % _DRAWS_AHEAD]
 
+    def _draws(self, first: int, count: int) -> Float64Array:
+        """The draws of some chunks, at `_DRAWS`."""
+        sample = np.arange(first, first + count)[:, None]
+        return self.draw.uniform(_PURPOSE, epoch=self.epoch, sample=sample, position=_DRAWS)
 
-def truncated(rows: array[int], first: int, maximum: int, draw: Draw, epoch: int) -> Plan:
+
+def truncated(rows_R6: Int64Array, first: int, maximum: int, draw: Draw, epoch: int) -> Plan:
     """Cut each pair to `maximum` tokens, one at a time from its longer side (the second of two equals).
 
     Each cut token goes from the front or the back with equal chance, so the number cut in front is binomial. The
-    numbers of each pair in `rows` are: first start, first end, second start, second end, random, swapped. `first` is
+    numbers of each pair are: first start, first end, second start, second end, random, swapped. `first` is
     the number of the first pair in the plan.
     """
-    rows_R6: Int64Array = np.array(rows, dtype=np.int64).reshape(-1, _NUMBERS)
     first_R, second_R = rows_R6[:, 1] - rows_R6[:, 0], rows_R6[:, 3] - rows_R6[:, 2]
     excess_R = np.maximum(first_R + second_R - maximum, 0)
     difference_R = np.minimum(np.abs(first_R - second_R), excess_R)
@@ -257,9 +285,11 @@ def truncated(rows: array[int], first: int, maximum: int, draw: Draw, epoch: int
     number_R = first + np.arange(len(rows_R6))
     sides = (("first", 0, first_R, first_cut_R), ("second", 2, second_R, second_cut_R))
     for side, column, length_R, cut_R in sides:
-        uniform_R = draw.uniform(f"pair/cut-{side}", epoch=epoch, sample=number_R)
-        front_R = np.where(cut_R > 0, binom.ppf(uniform_R, np.maximum(cut_R, 1), 0.5), 0).astype(np.int64)
-        plan_R[f"{side}_start"] = rows_R6[:, column] + np.maximum(front_R, 0)
+        is_cut_R = cut_R > 0
+        uniform = draw.uniform(f"pair/cut-{side}", epoch=epoch, sample=number_R[is_cut_R])
+        front_R = np.zeros_like(cut_R)
+        front_R[is_cut_R] = np.maximum(binom.ppf(uniform, cut_R[is_cut_R], 0.5), 0)
+        plan_R[f"{side}_start"] = rows_R6[:, column] + front_R
         plan_R[f"{side}_length"] = length_R - cut_R
     plan_R["random"], plan_R["swapped"] = rows_R6[:, 4], rows_R6[:, 5]
     return plan_R
@@ -284,21 +314,7 @@ class SegmentPair(PairLayout):
         short_N = draw.uniform("pair/short", epoch=epoch, sample=number_N) < self.short_sequence_probability
         drawn_N = 2 + draw.integers("pair/target", maximum - 1, epoch=epoch, sample=number_N)
         target_N = np.where(short_N, drawn_N, maximum)
-        pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
-        return pairs.parts(maximum, (_UpTo(target) for target in target_N.tolist()))
-
-
-@dataclass(frozen=True)
-class _UpTo:
-    """A chunk up to the segment with which it reaches a number of tokens, or to the end of the document."""
-
-    target: int
-
-    def end(self, start_s1: list[int], segment: int) -> int:
-        return min(bisect_left(start_s1, start_s1[segment] + self.target, lo=segment + 1), len(start_s1) - 1)
-
-    def partner_tokens(self, first_tokens: int) -> int:
-        return self.target - first_tokens
+        return PairPlanner(self, shards.segment_start_S1, documents_N2, target_N, draw, epoch).parts(maximum)
 
 
 class SentencePair(PairLayout):
@@ -313,15 +329,5 @@ class SentencePair(PairLayout):
     def plan_parts(
         self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
     ) -> Iterator[Plan]:
-        pairs = PairPlanner(self, shards.segment_start_S1, documents_N2, draw, epoch)
-        return pairs.parts(sequence_length - self.special_tokens, (_TwoSentences() for _ in documents_N2))
-
-
-class _TwoSentences:
-    """A chunk of two segments, or of the last one; a random partner is one segment."""
-
-    def end(self, start_s1: list[int], segment: int) -> int:
-        return min(segment + 2, len(start_s1) - 1)
-
-    def partner_tokens(self, first_tokens: int) -> int:
-        return 1
+        planner = PairPlanner(self, shards.segment_start_S1, documents_N2, None, draw, epoch)
+        return planner.parts(sequence_length - self.special_tokens)
