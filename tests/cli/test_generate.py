@@ -153,7 +153,7 @@ def test_what_is_streamed_is_the_output(capsys: pytest.CaptureFixture[str]) -> N
         (["--beam", "2", "--samples", "3"], 2, "a beam of 2 has no more outputs"),
         (["--iterations", "3"], 2, "--iterations has no effect with --method sample"),
         (["--top-p", "1.5"], 2, "top-p"),
-        (["--temperature", "0"], 2, "temperature"),
+        (["--temperature", "0"], 2, "temperature: 0 is too low to draw tokens; --method greedy takes"),
         (["--temperature", "1e-38"], 2, "temperature"),
         (["--stop", ""], 2, "an empty text is in every output"),
         (["--method", "gibbs"], 3, "no head that fills in masks"),

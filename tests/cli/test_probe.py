@@ -58,7 +58,7 @@ def test_faults_end_with_their_exit_codes(bertkit) -> None:
     cases = [
         (2, "did you mean `bertkit probe contextuality`?", ["contextuallity", "--model", "tiny"]),
         (2, "give --data SOURCE", ["contextuality", "--model", "tiny"]),
-        (2, "this probe takes one model", ["contextuality", "--model", "tiny", "--model", "./tiny", *text]),
+        (2, "this probe takes one model", ["points", "--model", "tiny", "--model", "./tiny"]),
         (3, "./nowhere: does not exist", ["similarity", "--model", "./nowhere", *text]),
         (3, "--word zebra: does not occur", ["contextuality", "--model", "tiny", *text, "--word", "zebra"]),
         (3, "nothing.txt", ["contextuality", "--model", "tiny", "--data", "nothing.txt"]),

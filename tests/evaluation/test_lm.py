@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,6 +84,16 @@ def test_perplexity_and_bits_per_byte_are_those_of_a_plain_loop(
     assert few["tokens"] == len(ids[0])
 
 
+def test_the_column_of_a_table_is_named(causal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, column in (("a", "text"), ("b", "body")):
+        (tmp_path / f"{name}.csv").write_text(f"id,{column}\n1,The reader tests a document.\n", encoding="utf-8")
+    own, named = (
+        evaluated(capsys, tmp_path / name, "--model", causal, "--data", tmp_path / f"{name}.csv", *option)
+        for name, option in (("a", ()), ("b", ("--text-field", "body")))
+    )
+    assert named == own
+
+
 @pytest.mark.parametrize("start_ids", [[], [1]])
 @pytest.mark.parametrize("lone_ids", [[], [2]])
 @pytest.mark.parametrize("count", [0, 1, 5, 19, 20, 21, 50])
@@ -91,7 +102,7 @@ def test_windows_score_every_token_once_with_enough_before_it(
     start_ids: list[int], lone_ids: list[int], count: int, stride: int
 ) -> None:
     ids = list(range(100, 100 + count))
-    found = list(sliding_windows(ids, start_ids, lone_ids, length=20, stride=stride))
+    found = list(sliding_windows(np.array(ids, dtype=np.int64), start_ids, lone_ids, length=20, stride=stride))
     scored = [token for window in found for token in window.ids[window.first :]]
     assert scored == (ids if start_ids or lone_ids else ids[1:])
     assert all(window.first >= 1 and len(window.ids) <= 20 for window in found)

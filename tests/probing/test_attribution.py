@@ -21,6 +21,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.models.scoring.fill_mask import fill_masks
 from bertkit.models.scoring.rules import SCORING_RULE, EncoderLeftToRight, MaskedNextTokenScoring
+from bertkit.probing.attribution import AttributionSettings
 from bertkit.probing.attribution.explanations import (
     GRADIENT_METHODS,
     METHODS,
@@ -42,11 +43,13 @@ from bertkit.probing.attribution.measure import (
     squared_norms,
 )
 from bertkit.probing.attribution.predictions import check_methods, chosen_methods, explain, make_question
+from bertkit.probing.attribution.run import probe_attribution
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.vocabulary import word_tokenizer
 from bertkit.training.engine import Engine
 from tests.models.oracle import all_cases, make_twins
+from tests.probing.request import request_for, write_sentences
 from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
 
 D = 20
@@ -347,6 +350,22 @@ def test_a_model_of_left_to_right_alone_has_no_share_of_what_is_behind() -> None
     subject = LoadedModel("tiny", Path("tiny"), model, tokenizer, "", None)
     with pytest.raises(DataError, match="only from left to right"):
         make_question(subject, "the tokens of the [MASK] in files", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"methods": ["saliency"]}, "--method saliency: .*--text"),
+        ({"steps": 9}, "--steps 9: .*--text"),
+        ({"target": "file"}, "--target file: .*--text"),
+        ({"texts": ["A [MASK]."], "sentences": 9}, "--sentences 9: .*--data"),
+        ({"texts": ["A [MASK]."], "epochs": 2}, "--epochs 2: .*--data"),
+    ],
+)
+def test_an_option_without_its_input_is_refused(tmp_path: Path, settings: dict[str, Any], option: str) -> None:
+    data = None if "texts" in settings else write_sentences(tmp_path / "text.txt")
+    with pytest.raises(UsageError, match=option):
+        probe_attribution(request_for(tmp_path, data), AttributionSettings(**settings))
 
 
 def test_a_vocabulary_without_the_baseline_or_a_mask_is_refused() -> None:

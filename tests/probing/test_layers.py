@@ -21,6 +21,7 @@ from bertkit.probing.layers import measure as module
 from bertkit.probing.layers.measure import (
     Items,
     LinearProbe,
+    accuracy_interval,
     centre_of_gravity,
     control_labels,
     divergence_from_uniform,
@@ -139,6 +140,20 @@ def test_a_mix_learns_the_layer_that_holds_the_labels() -> None:
     assert probe.mix_weights.argmax() == 2
     assert probe.mix_weights.sum() == pytest.approx(1)
     assert abs(centre_of_gravity(probe.mix_weights) - 2) < 0.5
+
+
+def test_the_interval_is_that_of_resampled_sentences() -> None:
+    generator = np.random.default_rng(3)
+    sentence_N = np.repeat(np.arange(40) * 2, generator.integers(1, 15, size=40))  # every other has no item
+    label_N = np.zeros(sentence_N.size, dtype=np.int64)
+    predicted_N = (generator.random(sentence_N.size) < (sentence_N % 3) / 3).astype(np.int64)
+    right_S, items_S = (
+        np.array([rows(sentence_N == s) for s in np.unique(sentence_N)])
+        for rows in (lambda own: (predicted_N[own] == 0).sum(), np.sum)
+    )
+    chosen_RS = generator.integers(40, size=(20_000, 40))
+    expected = np.percentile(right_S[chosen_RS].sum(1) / items_S[chosen_RS].sum(1), [2.5, 97.5])
+    assert accuracy_interval(label_N, predicted_N, sentence_N) == pytest.approx(expected.tolist(), abs=0.01)
 
 
 def test_labels_that_cannot_be_learnt_take_n_log_k_bits() -> None:

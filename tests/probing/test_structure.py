@@ -17,6 +17,8 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError
 from bertkit.probing.structure import ProbeTraining
 from bertkit.probing.structure.measure import (
+    DepthScores,
+    DistanceScores,
     GoldTree,
     Treebank,
     chain_scores,
@@ -26,8 +28,9 @@ from bertkit.probing.structure.measure import (
     spearman_rows,
     train,
 )
+from bertkit.probing.structure.report import LayerScores, StructureScores
 from bertkit.probing.structure.trees import chain, spanning_tree, tree_distances, tree_edges
-from bertkit.tasks.readers.trees import find_cycle, read_trees
+from bertkit.tasks.readers.trees import TreeExample, find_cycle, read_trees
 
 
 def random_heads(words: int, seed: int) -> list[int]:
@@ -161,6 +164,18 @@ def test_edges_are_counted_over_all_sentences() -> None:
     scores = chain_scores([short, long])
     assert (scores.uuas, scores.edges) == (pytest.approx((1 + 2) / (1 + 4)), 5)
     assert chain(np.array([True, False, True, True])) == [(0, 2), (2, 3)]
+
+
+def test_the_figure_shows_negative_correlations() -> None:
+    good = LayerScores(DistanceScores(0.5, 0.6, 4), DepthScores(0.3, 0.4), 1.0)
+    bad = LayerScores(DistanceScores(0.1, 0.2, 4), DepthScores(0.1, -0.3), 1.0)
+    example = TreeExample("a", 1, ("a", "b"), ("X", "X"), (1, -1), ("dep", "root"))
+    scores = StructureScores("tiny", 2, 9, [(example, gold(2, 0))], [good, bad], [good, good], {2: good.distance}, [[]])
+    finding = scores.findings()[0]
+    assert finding.draw is not None
+    distance, depth = finding.draw(finding.table).axes
+    assert distance.get_ylim() == (0, 1)
+    assert depth.get_ylim()[0] < -0.3
 
 
 def embedded_bank(sentences: int, seed: int, width: int = 6) -> Treebank:

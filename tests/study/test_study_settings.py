@@ -11,8 +11,9 @@ import pytest
 from bertkit.errors import BertkitError, DataError, UsageError
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import load_any
+from bertkit.study.report import with_source
 from bertkit.study.run import run_study
-from bertkit.study.settings import Study, load_study
+from bertkit.study.settings import Claim, Study, load_study
 from tests.study.tiny_study import PEAK, STUDY, arguments, study, write_study
 
 CHOICE: dict[str, Any] = STUDY["choose"]
@@ -163,6 +164,12 @@ def test_a_removed_measure_takes_its_claims_along(tmp_path: Path, monkeypatch: p
     for setting, message in (("measures.othr=null", near), ("arms.x=null", "no arm 'x'; there are: masked")):
         with pytest.raises(UsageError, match=re.escape(f"--set {setting}: {message}")):
             arguments(tmp_path, "run", setting).requested()
+
+
+def test_a_claim_of_ones_own_needs_no_source() -> None:
+    own = {key: value for key, value in CLAIM.items() if key != "source"}
+    assert with_source(Claim.model_validate(own).model_dump()) == "it is worse"
+    assert with_source(CLAIM) == "it is worse (a test)"
 
 
 def test_the_record_of_a_study_runs_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,21 @@ def test_a_file_without_uid_goes_by_its_name_and_blank_lines_are_passed_over(tmp
         ("0", "She sees herself.", "She sees himself."),
         ("x7", "A b.", "A c."),
     ]
+
+
+@pytest.mark.parametrize(("ending", "between"), [(".csv", ";"), (".csv", ","), (".tsv", "\t")])
+def test_a_table_holds_the_same_pairs(tmp_path: Path, ending: str, between: str) -> None:
+    rows = [pair("A b.", 'She says "c".', UID="one"), pair("D e.", "F g.", UID="two")]
+    path = tmp_path / f"pairs{ending}"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]), delimiter=between)
+        table.writeheader()
+        table.writerows(rows)
+    found = [replace(each, path=path) for each in read_paradigms(write(tmp_path / "pairs.jsonl", *rows))]
+    assert read_paradigms(path) == found
+    path.write_text(f"sentence_good{between}sentence_badd\nA{between}B\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no 'sentence_bad' .it has 'sentence_badd'."):
+        read_paradigms(path)
 
 
 def test_a_file_may_hold_several_paradigms(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ SUITES = {
     "babylm": "bertkit.cli.eval_babylm:babylm",
     "mlm": "bertkit.cli.eval_suites:mlm",
     "lm": "bertkit.cli.eval_suites:lm",
+    "surprisal": "bertkit.cli.eval_suites:surprisal",
     "translation": "bertkit.cli.eval_suites:translation",
     "speed": "bertkit.cli.eval_speed:speed",
     "sts": "bertkit.cli.eval_embeddings:sts",

@@ -1,4 +1,4 @@
-"""`bertkit eval blimp`, `mlm`, `lm` and `translation`: suites that measure a model without fine-tuning.
+"""`bertkit eval blimp`, `mlm`, `lm`, `surprisal` and `translation`: suites that measure a model without fine-tuning.
 
 The papers are cited in the suites. Sibling eval_tasks.py has the tasks for which a model may be fine-tuned.
 """
@@ -12,7 +12,7 @@ from bertkit.cli.console import console
 from bertkit.cli.eval_tasks import eval_arguments
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Measuring, Model, option
-from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings, TranslationSettings
+from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings, SurprisalSettings, TranslationSettings
 
 MOST_ROWS = 24
 """Up to this many paradigms have one row each; more are shown by phenomenon. paradigms.csv has them all."""
@@ -35,7 +35,8 @@ def blimp(
         option(
             "--data-dir",
             metavar="PATH",
-            help="BLiMP's directory, or any file or directory of JSON Lines with sentence_good and sentence_bad.",
+            help="BLiMP's directory, or any file (.jsonl, .csv, .tsv) or directory of .jsonl files with sentence_good"
+            " and sentence_bad.",
         ),
     ] = None,
     *,
@@ -86,6 +87,33 @@ def lm(
         title = "from right to left" if task == BACKWARD else None
         console.table((evaluated.results["model"], ""), rows, title=title)
     console.info(evaluated.results["protocol"]["windows"])
+    common.finish(evaluated.run, evaluated.document)
+
+
+def surprisal(
+    model: Model = None,
+    data: Annotated[
+        list[str] | None,
+        option(
+            "--data",
+            metavar="SOURCE...",
+            help="Sentences, one per line or record; blank lines separate documents.",
+        ),
+    ] = None,
+    *,
+    settings: SurprisalSettings,
+    common: Measuring,
+) -> None:
+    """Write the surprisal of every word and sentence as CSV:
+    `bertkit eval surprisal --model RUN --data sentences.txt`"""
+    from bertkit.evaluation.surprisal import TABLES, evaluate_surprisal
+
+    evaluated = evaluate_surprisal(eval_arguments(model, common), data or (), settings, progress=console.progress)
+    figures = evaluated.results["tasks"]["surprisal"]
+    rows = [(name, f"{each['mean']:,.5g}") for name, each in figures.items()]
+    console.table((evaluated.results["model"], ""), rows)
+    console.info(f"{evaluated.results['protocol']['statement']}; {evaluated.results['protocol']['words']}")
+    console.info(f"{evaluated.run.path / TABLES}: words.csv, sentences.csv")
     common.finish(evaluated.run, evaluated.document)
 
 

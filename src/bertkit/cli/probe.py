@@ -26,8 +26,7 @@ Models = Annotated[
         "--model",
         metavar="MODEL",
         help="A Hub id, a model directory or a run directory; RUN@500 is the run's checkpoint at step 500, RUN@all"
-        " every checkpoint it kept. Repeatable if the probe compares models (default: BERTKIT_MODEL, else"
-        f" {DEFAULT_MODEL}).",
+        f" every checkpoint it kept. Repeatable (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
     ),
 ]
 StoreGb = Annotated[
@@ -128,8 +127,8 @@ KINDS = {
     "behaviour": Kind(
         "bertkit.probing.behaviour:BehaviourSettings",
         spelled(only="--only PATTERN", top="--top K"),
-        data="Minimal pairs (a directory or .jsonl file in BLiMP's format) or diagnostics (a .tsv file of"
-        " lm-diagnostics, or a directory of them). Repeatable.",
+        data="Minimal pairs (a directory or a .jsonl, .csv or .tsv file in BLiMP's format) or diagnostics (a .tsv file"
+        " of lm-diagnostics, or a directory of them). Repeatable.",
     ),
 }
 """Each kind's name on the command line; one entry per kind."""
@@ -153,11 +152,14 @@ def command_of(name: str, kind: Kind) -> Callable[..., None]:
     parameters = kind.parameters()
 
     def command(*, settings: Any, common: Measuring, **inputs: Any) -> None:
+        from bertkit.probing.several import probe_each
+
         package = kind.settings.partition(":")[0]
         probe = getattr(import_module(f"{package}.run"), f"probe_{name.replace('-', '_')}")
-        probed = probe(request(common, **inputs), settings)
+        probed = probe_each(request(common, **inputs), settings, probe)
         for sentence in probed.sentences:
             console.info(sentence)
+        assert probed.run is not None, "only points writes no run"
         common.finish(probed.run, probed.document)
 
     settings = next(each.annotation for each in parameters if each.name == "settings")

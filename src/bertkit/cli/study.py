@@ -138,6 +138,8 @@ def _with_spread(score: Mapping[str, Any]) -> str:
 
 def _print_results(results: Mapping[str, Any]) -> None:
     """Scores over seeds, and the verdicts."""
+    from bertkit.study.report import with_source
+
     names = list(results["measures"])
     rows = [
         (
@@ -148,4 +150,4 @@ def _print_results(results: Mapping[str, Any]) -> None:
     ]
     console.table(("arm", *(results["measures"][name]["title"] for name in names)), rows)
     for claim in results["claims"]:
-        console.line(f"{claim['verdict']}: {claim['claim']} ({claim['source']})")
+        console.line(f"{claim['verdict']}: {with_source(claim)}")

@@ -1,8 +1,9 @@
-"""Compares two evaluations of language models text by text: `runs diff` of `eval mlm` and of `eval lm`.
+"""Compares two evaluations of language models text by text: `runs diff` of `eval mlm`, `lm` and `surprisal`.
 
-Koehn 2004, EMNLP: the paired bootstrap, here over windows or documents, whose tokens stay together because they are not
-independent. Figures per token compare models with one tokenizer; figures per byte compare any two (Gao et al. 2020,
-arXiv:2101.00027, section 3.1). Sibling runs_diff.py compares predictions of tasks.
+Koehn 2004, EMNLP: the paired bootstrap, here over windows, documents or sentences, whose tokens stay together because
+they are not independent. Figures per token compare models with one tokenizer; figures per byte or word compare any two
+(Gao et al. 2020, arXiv:2101.00027, section 3.1). Siblings: pairs_diff.py compares minimal pairs, runs_diff.py
+predictions of tasks.
 
 Shapes: N texts, R resamples.
 """
@@ -19,7 +20,7 @@ import numpy as np
 
 from bertkit.arrays import Float64Array
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation import lm, mlm
+from bertkit.evaluation import blimp, lm, mlm, surprisal
 from bertkit.evaluation.text_sums import TextSums, read_sums
 from bertkit.metrics.base import Additive, Values, ratio
 from bertkit.metrics.statistics import paired_bootstrap
@@ -44,7 +45,7 @@ class TextFigure(Additive):
     @property
     def is_per_token(self) -> bool:
         """Whether it depends on how a tokenizer splits the text."""
-        return self.whole != "bytes"
+        return self.whole in ("tokens", "masked")
 
     def rows(self, predictions: Values, references: Values) -> Float64Array:
         """Both sums of each text, (N, 2)."""
@@ -80,7 +81,7 @@ class PerplexityFigure(TextFigure):
 
 
 class BitsFigure(TextFigure):
-    """Bits per byte."""
+    """Bits per byte or per word."""
 
     def of_ratio(self, found: Float64Array) -> Float64Array:
         return found / math.log(2)
@@ -100,6 +101,11 @@ FIGURES: Final[dict[str, tuple[TextFigure, ...]]] = {
     ),
     lm.TASK: _OF_LM,
     lm.BACKWARD: _OF_LM,
+    surprisal.TASK: (
+        BitsFigure("bits_per_word", "nats", "words"),
+        PerplexityFigure("perplexity", "nats", "tokens"),
+        PerplexityFigure("pseudo_perplexity", "nats", "tokens"),
+    ),
 }
 """The figures of each task that follow from sums over texts."""
 _PER_BYTE = {"bytes", *(each.name for own in FIGURES.values() for each in own if not each.is_per_token)}
@@ -111,7 +117,8 @@ _MASKING = ("rate", "seed", "window_bytes")
 def language_suite(run: RunDirectory) -> str | None:
     """The suite of an evaluation of a language model; None for any other run."""
     found = str(run.record["recipe"]).removeprefix("eval-")
-    return found if run.record["kind"] == "eval" and found in (mlm.SUITE, lm.SUITE) else None
+    suites = (mlm.SUITE, lm.SUITE, surprisal.SUITE, blimp.SUITE)
+    return found if run.record["kind"] == "eval" and found in suites else None
 
 
 def compare_language(
@@ -143,18 +150,24 @@ def compare_language(
     """
     if split is not None:
         raise UsageError(f"--split {split}: `bertkit eval {suite}` has no splits; leave it out")
-    results = [_results(run) for run in (a, b)]
+    results = [results_of(run) for run in (a, b)]
     prints = [run.record["fingerprints"] for run in (a, b)]
     if prints[0]["data"] != prints[1]["data"]:
         raise DataError(f"{a.path} and {b.path} measured different texts; evaluate both models on the same --data")
     same_tokenizer = prints[0]["tokenizer"] == prints[1]["tokenizer"]
-    differing = _differing_settings(a, b)
+    differing = differing_settings(a, b)
     changed = [(key, x, y) for key, x, y in differing if key.removeprefix("settings.") in _MASKING]
     if suite == mlm.SUITE and changed:
         raise DataError(
             f"{a.path} and {b.path} masked different tokens: "
             + ", ".join(f"{key.removeprefix('settings.')} {x} and {y}" for key, x, y in changed)
             + "; evaluate both models with the same settings"
+        )
+    rules = [run.results["protocol"]["rule"] for run in (a, b) if run.results is not None]
+    if suite == surprisal.SUITE and rules[0] != rules[1]:
+        raise DataError(
+            f"{a.path} and {b.path} measured different quantities: the models were read by the rules {rules[0]} and"
+            f" {rules[1]}; give both the same --rule if they can be read by it"
         )
     tasks = [name for name in results[0] if name in results[1] and task in (None, name)]
     if not tasks:
@@ -175,14 +188,19 @@ def compare_language(
     return comparisons
 
 
-def _results(run: RunDirectory) -> dict[str, Any]:
+def results_of(run: RunDirectory) -> dict[str, Any]:
+    """The scores of a finished evaluation, by task and metric.
+
+    Raises:
+        DataError: it is not done.
+    """
     if run.results is None:
         raise DataError(f"{run.path}: the evaluation is not done ({run.status}); run the same command again")
     found: dict[str, Any] = run.results["tasks"]
     return found
 
 
-def _differing_settings(a: RunDirectory, b: RunDirectory) -> list[tuple[str, Any, Any]]:
+def differing_settings(a: RunDirectory, b: RunDirectory) -> list[tuple[str, Any, Any]]:
     """The models, sources and settings that differ."""
     first, second = (read_tree(run.recipe_yaml, str(run.path / RECIPE)).plain() for run in (a, b))
     return differing_values(first, second)
@@ -213,7 +231,7 @@ def _figures(
 def _remedy(task: str) -> str:
     if task == mlm.TASK:
         return "; evaluate both with `--window-bytes 300` and compare pseudo_bits_per_byte"
-    return "; compare bits_per_byte"
+    return f"; compare {FIGURES[task][0].name}"
 
 
 def _comparison(

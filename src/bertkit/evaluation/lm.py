@@ -39,6 +39,7 @@ from bertkit.models.scoring.token_predictors import RightToLeftPredictor, TokenP
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
+from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "lm"
@@ -111,7 +112,7 @@ def evaluate_lm(
         DataError: invalid text or model, or the model does not predict from left to right.
         UsageError: no source, a window that is too long for the model, or a stride longer than the window.
     """
-    corpus = open_evaluation_text(sources, arguments)
+    corpus = open_evaluation_text(sources, arguments, SourceOptions(text_field=settings.text_field))
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = _rule(loaded, settings, arguments.model)
     length = window_length(settings.sequence_length, LONGEST_USUAL_WINDOW, loaded.model.encoder.max_tokens)
@@ -224,14 +225,13 @@ def score_text(
             if max_tokens is not None and tokens >= max_tokens:
                 break
             ids_T = ids_T[::-1] if backward else ids_T
-            own = list(sliding_windows(ids_T.tolist(), start_ids, lone_ids, length=length, stride=stride))
-            if not own:
+            if (ids_T.size if start_ids else len(lone_ids) + ids_T.size - 1) <= 0:  # nothing is scored
                 continue
             own_bytes = len(text.encode("utf-8", errors="surrogatepass"))
             sums.append({"id": number, "tokens": 0, "bytes": own_bytes, "nats": 0.0})
             size += own_bytes
             given += not (start_ids or lone_ids)
-            for window in own:
+            for window in sliding_windows(ids_T, start_ids, lone_ids, length=length, stride=stride):
                 if batch and sum(len(each.ids) for each, _ in batch) + len(window.ids) > max_batch_tokens:
                     score()
                 batch.append((window, sums[-1]))
@@ -245,16 +245,17 @@ def score_text(
 
 
 def sliding_windows(
-    ids: Sequence[int], start_ids: Sequence[int], lone_ids: Sequence[int], *, length: int, stride: int
+    ids_T: Int64Array, start_ids: Sequence[int], lone_ids: Sequence[int], *, length: int, stride: int
 ) -> Iterator[LmWindow]:
-    """The windows of a document: every token is scored in one of them, except a first token with nothing before it."""
-    row = list(ids) if start_ids else [*lone_ids, *ids]
+    """The windows of a document, one at a time because it may be long: every token is scored in one of them, except a
+    first token with nothing before it."""
+    row_T = ids_T if start_ids else np.concatenate([np.array(lone_ids, dtype=np.int64), ids_T])
     room = length - len(start_ids)
     done = 0 if start_ids else 1
     first = 0
-    while done < len(row):
-        end = min(first + room, len(row))
-        yield LmWindow([*start_ids, *row[first:end]], len(start_ids) + done - first)
+    while done < len(row_T):
+        end = min(first + room, len(row_T))
+        yield LmWindow([*start_ids, *row_T[first:end].tolist()], len(start_ids) + done - first)
         done = end
         first += stride
 

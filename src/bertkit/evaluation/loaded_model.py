@@ -145,7 +145,28 @@ def _load(name: str, *, offline: bool) -> list[LoadedModel]:
     return [LoadedModel(name, directory, model, tokenizer, weights_hash(inner), training, label=short_name(name))]
 
 
+def each_name(names: Sequence[str]) -> list[str]:
+    """The names with `RUN@all` replaced by those of the run's checkpoints; nothing is loaded.
+
+    Raises:
+        DataError: a run has no checkpoint.
+    """
+    found = []
+    for name in names:
+        run_path, at, step = name.rpartition("@")
+        is_all = at and step == ALL and (Path(run_path) / RECORD).is_file()
+        found += [f"{run_path}@{each}" for each in _paths(run_path, step)[1]] if is_all else [name]
+    return found
+
+
 def _checkpoints(run_path: str, step: str) -> list[LoadedModel]:
+    run, paths = _paths(run_path, step)
+    tokenizer = _tokenizer_of(run)
+    return [_read(run, run_path, each, path, tokenizer) for each, path in paths.items()]
+
+
+def _paths(run_path: str, step: str) -> tuple[RunDirectory, dict[int, Path]]:
+    """The run, and its checkpoints of this step or of all steps."""
     run = RunDirectory.open(Path(run_path))
     paths = {_step_of(path): path for path in list_checkpoints(run.checkpoints)}
     wanted = list(paths) if step == ALL else [int(step)] if step.isdecimal() and len(step) < 19 else []
@@ -156,8 +177,7 @@ def _checkpoints(run_path: str, step: str) -> list[LoadedModel]:
         raise DataError(
             f"{run_path}@{step}: no such checkpoint; the run has kept steps {has}, or write @{ALL} for all{hint}"
         )
-    tokenizer = _tokenizer_of(run)
-    return [_read(run, run_path, each, paths[each], tokenizer) for each in wanted]
+    return run, {each: paths[each] for each in wanted}
 
 
 def _read(run: RunDirectory, run_path: str, step: int, path: Path, tokenizer: Tokenizer) -> LoadedModel:

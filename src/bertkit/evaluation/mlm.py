@@ -41,6 +41,7 @@ from bertkit.models.scoring.token_predictors import TokenPredictor
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
+from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import Tokenizer
 
 SUITE = TASK = "mlm"
@@ -92,7 +93,7 @@ def evaluate_mlm(
         DataError: invalid text or model, or the model does not predict masked tokens.
         UsageError: no source, or a window that is too long for the model.
     """
-    corpus = open_evaluation_text(sources, arguments)
+    corpus = open_evaluation_text(sources, arguments, SourceOptions(text_field=settings.text_field))
     loaded = LoadedModel.load(arguments.model, offline=arguments.offline)
     rule = mask_rule(loaded.model, source=arguments.model, otherwise="is measured by `bertkit eval lm`")
     scoring = rule(loaded.tokenizer)

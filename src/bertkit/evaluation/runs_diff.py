@@ -2,8 +2,8 @@
 
 Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP: the paired bootstrap over a test set's examples
 (bertkit.metrics.statistics). The interval covers variation over examples, not over seeds. Siblings: language_diff.py
-compares evaluations of language models, pretraining_diff.py runs that train on text; score.py scores one file of
-predictions.
+and pairs_diff.py compare evaluations of language models, pretraining_diff.py runs that train on text; score.py scores
+one file of predictions.
 
 Shapes: N examples.
 """
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
+from bertkit.evaluation import blimp
 from bertkit.evaluation.language_diff import compare_language, language_suite
+from bertkit.evaluation.pairs_diff import compare_pairs
 from bertkit.evaluation.pretraining_diff import compare_pretraining, trains_on_text
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
 from bertkit.finetuning.data import load_examples
@@ -74,8 +77,8 @@ class SavedRun:
         if not files:
             raise DataError(
                 f"{run.path}: a run of kind {run.record['kind']} ({run.status}) without predictions/; compare runs of"
-                " `bertkit finetune` or `bertkit eval TASK` that are done, two of `bertkit eval mlm` or `lm`, or two of"
-                " `bertkit pretrain`"
+                " `bertkit finetune` or `bertkit eval TASK` that are done, two of `bertkit eval mlm`, `lm`,"
+                " `surprisal` or `blimp`, or two of `bertkit pretrain`"
             )
         return cls(run, files, _recipes(run, {task for task, _ in files}))
 
@@ -156,9 +159,8 @@ def compare_runs(
     """
     suites = [language_suite(run) for run in (a, b)]
     if suites[0] is not None and suites[0] == suites[1]:
-        comparisons = compare_language(
-            a, b, suites[0], task=task, split=split, metric=metric, resamples=resamples, seed=seed
-        )
+        compare = compare_pairs if suites[0] == blimp.SUITE else partial(compare_language, suite=suites[0])
+        comparisons = compare(a, b, task=task, split=split, metric=metric, resamples=resamples, seed=seed)
         return {"a": str(a.path), "b": str(b.path), "comparisons": comparisons}
     if trains_on_text(a) and trains_on_text(b):
         for name, given in (("task", task), ("split", split)):

@@ -97,6 +97,9 @@ class MlmSettings(Settings):
     )
     rate: float = Field(0.15, gt=0, lt=1, description="Masking rate: share of a window's tokens that is masked.")
     seed: int = Field(0, ge=0, description="Seed for drawing windows and masks.")
+    text_field: str = Field("text", description="Field of the text in JSON Lines, CSV, Parquet and Hub records.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"text_field"})
 
     @model_validator(mode="after")
     def _one_kind_of_window(self) -> Self:
@@ -123,6 +126,22 @@ class LmSettings(Settings):
         description="Scoring rule (default: left_to_right with a causal head, else encoder_left_to_right: an encoder"
         " with causal attention).",
     )
+    text_field: str = Field("text", description="Field of the text in JSON Lines, CSV, Parquet and Hub records.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"text_field"})
+
+
+class SurprisalSettings(Settings):
+    """How `bertkit eval surprisal` reads."""
+
+    rule: RuleName | None = Field(None, description=_RULE)
+    context_lines: int = Field(
+        0,
+        ge=0,
+        description="Number of preceding lines of the same document that the model reads before each sentence, fewer if"
+        " it cannot read that many.",
+    )
+    text_field: str = Field("text", description="Field of the sentence in JSON Lines, CSV, Parquet and Hub records.")
 
 
 class TranslationSettings(Settings):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from bertkit.errors import UsageError
 from bertkit.settings import Settings
@@ -28,6 +28,8 @@ CAUSAL_METHODS = ("greedy", "sample", "beam")
 USUAL_BEAM, USUAL_POWER = 4, 0.6
 """Default for a model that reads a source: Vaswani et al. 2017, section 6.1."""
 USUAL_NEW_TOKENS = 64
+LEAST_TEMPERATURE = 1e-30
+"""With a lower one the logits are infinite."""
 _EVERY = ("method", "max_new_tokens", "seed")
 _DRAWING = ("temperature", "top_k", "top_p", "samples")
 _READS: dict[str, tuple[str, ...]] = {
@@ -69,7 +71,7 @@ class GenerationSettings(Settings):
     )
     temperature: float = Field(
         1.0,
-        ge=1e-30,  # with smaller ones the logits are infinite
+        ge=0,
         le=100,
         description="Temperature: the logits are divided by it before a token is drawn; values below 1 favour likely"
         " tokens.",
@@ -125,6 +127,13 @@ class GenerationSettings(Settings):
         " all).",
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="Seed for all random draws.")
+
+    @field_validator("temperature")
+    @classmethod
+    def _logits_are_finite(cls, value: float) -> float:
+        if value < LEAST_TEMPERATURE:
+            raise ValueError(f"{value:g} is too low to draw tokens; --method greedy takes the most probable ones")
+        return value
 
     def resolved(self, *, is_causal: bool, reads_source: bool = False) -> GenerationSettings:
         """The same settings with the method filled in.

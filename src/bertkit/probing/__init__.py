@@ -5,7 +5,8 @@
     probing/KIND/run.py        probe_KIND(request, settings): reads the data, measures, returns a `Report`
     probing/KIND/report.py     findings (a sentence, a table, a figure), summary and definitions
 
-Shared: report.py (what a kind returns), run.py (the request and the run directory).
+Shared: report.py (what a kind returns), run.py (the request and the run directory), several.py (a probe of one model,
+applied to several).
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ class ProbeSettings(Settings):
 
     Attributes:
         kind: the probe's name on the command line and in its results.
+        compares_models: whether it compares several models with each other; other probes are applied to each.
     """
 
     kind: ClassVar[str]
+    compares_models: ClassVar[bool] = False
 
     seed: int = Field(0, ge=0, description="Seed for all random choices.")

@@ -146,8 +146,13 @@ def _claims(study: Study, results: Mapping[str, Any]) -> str:
         margin += f" ({100 * claim['confidence']:g}% interval)" if claim.get("confidence", 0.95) != 0.95 else ""
         compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{margin}"
         reason = f": {claim['reason']}" if claim.get("reason") else ""
-        rows.append([f"{claim['claim']} ({claim['source']})", compared, found, f"**{claim['verdict']}**{reason}"])
+        rows.append([with_source(claim), compared, found, f"**{claim['verdict']}**{reason}"])
     return table(["claim", "comparison", "difference", "verdict"], rows)
+
+
+def with_source(claim: Mapping[str, Any]) -> str:
+    """A claim in words, with its source if it has one."""
+    return f"{claim['claim']} ({claim['source']})" if claim["source"] else str(claim["claim"])
 
 
 def _number(value: float | None, scale: float) -> str:

@@ -127,10 +127,10 @@ class SettingChoice(Settings):
 
 
 class Claim(Settings):
-    """A sentence of a paper, as a difference between two arms that the study can decide."""
+    """A hypothesis of a paper or of your own, as a difference between two arms that the study can decide."""
 
-    claim: str = Field(description="What the paper claims, in one sentence.")
-    source: str = Field(description="Authors, year, and place in the paper.")
+    claim: str = Field(description="What is claimed, in one sentence.")
+    source: str = Field("", description="Authors, year, and place in the paper, if it is a paper's claim.")
     arm: str = Field(description="The arm that the claim is about.")
     against: str | None = Field(None, description="The arm that it is compared with (default: the baseline).")
     measure: Names = Field(description="Measure that decides; of several, their mean decides.")

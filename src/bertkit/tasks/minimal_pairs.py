@@ -1,8 +1,8 @@
 """Minimal pairs: two sentences that differ in one point of grammar; a model should prefer the good one.
 
 Warstadt et al. 2020, BLiMP, arXiv:1912.00582, section 3: JSON Lines, one pair per object, one paradigm per file. Any
-file of this shape is read. `sentence_good` and `sentence_bad` are required; a file without `UID` (the BabyLM
-supplement) is one paradigm named after the file.
+file of this shape is read, also a table (CSV or TSV) with these columns. `sentence_good` and `sentence_bad` are
+required; a file without `UID` (the BabyLM supplement) is one paradigm named after the file.
 
 Quirks of the released files: `field` is spelled `syntax_semantics` in thirteen paradigms and `syntax/semantics` in one,
 here one field; seven pairs have two identical sentences.
@@ -10,7 +10,7 @@ here one field; seven pairs have two identical sentences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -22,8 +22,10 @@ import numpy as np
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.readers.common import json_rows
+from bertkit.tasks.readers.table import table_rows
 
 GOOD, BAD = "sentence_good", "sentence_bad"
+TABLES = (".csv", ".tsv")
 FIELD_SPELLINGS = {"syntax/semantics": "syntax_semantics"}
 """Fields with two spellings in the released files, and the spelling that is used here."""
 
@@ -141,8 +143,7 @@ def _read_file(path: Path) -> list[Paradigm]:
     groups: dict[str, list[MinimalPair]] = {}
     fields: dict[str, set[str | None]] = {}
     terms: dict[str, set[str | None]] = {}
-    for number, (line, record) in enumerate(json_rows(path)):
-        where = f"{path}, line {line}"
+    for number, (where, record) in enumerate(_rows(path)):
         name = _text(record, "UID", where) or path.stem
         field = _text(record, "field", where)
         fields.setdefault(name, set()).add(FIELD_SPELLINGS.get(field, field) if field else None)
@@ -157,6 +158,14 @@ def _read_file(path: Path) -> list[Paradigm]:
         Paradigm(name, _only(fields[name]), _only(terms[name]), tuple(pairs), len(pairs), path)
         for name, pairs in groups.items()
     ]
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a file, each with its place."""
+    if path.suffix in TABLES:
+        yield from table_rows(path)
+    else:
+        yield from ((f"{path}, line {line}", record) for line, record in json_rows(path))
 
 
 def _only(values: set[str | None]) -> str | None:

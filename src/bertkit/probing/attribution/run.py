@@ -58,10 +58,12 @@ def probe_attribution(request: ProbeArguments, settings: AttributionSettings) ->
     subject = request.subject()
     methods = chosen_methods(settings.methods, subject.model)
     questions = [make_question(subject, text, settings.target) for text in settings.texts]
-    if settings.target is not None and not questions:
-        raise UsageError(f"--target {settings.target}: also give --text, the text whose prediction to explain")
     if not request.data and not questions:
         raise UsageError("nothing to probe: give --data SOURCE, or --text with a prediction to explain")
+    if not questions:
+        _refuse(settings, ("target", "methods", "baseline", "steps"), "--text, the text whose prediction to explain")
+    if not request.data:
+        _refuse(settings, ("sentences", "directions", "identify_sentences", "epochs"), "--data, the text of Jacobians")
     check_methods(subject, questions, methods, settings.baseline)
     inputs = _read_input(request, settings, subject) if request.data else AttributionInput()
 
@@ -93,6 +95,20 @@ def probe_attribution(request: ProbeArguments, settings: AttributionSettings) ->
         return Report(summary, DEFINITIONS, findings)
 
     return run_probe(request, settings, [subject], measure, data=inputs.hashes or {})
+
+
+def _refuse(settings: AttributionSettings, names: Sequence[str], needed: str) -> None:
+    """Refuse settings that have no effect without an input.
+
+    Raises:
+        UsageError: one of them is set.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value != AttributionSettings.model_fields[name].get_default(call_default_factory=True):
+            option = "method" if name == "methods" else name.replace("_", "-")
+            shown = value[0] if isinstance(value, list) else value
+            raise UsageError(f"--{option} {shown}: has no effect; also give {needed}, or leave it out")
 
 
 def _read_input(request: ProbeArguments, settings: AttributionSettings, subject: LoadedModel) -> AttributionInput:

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from bertkit.errors import DataError
+from bertkit.tasks.minimal_pairs import GOOD
 from bertkit.tasks.readers.common import tab_rows
 
 AFFIRMATIVE, NEGATIVE = "affirmative", "negative"
@@ -83,9 +84,10 @@ class Diagnostic:
 
 
 def diagnostic_files(path: Path) -> list[Path]:
-    """The files below a directory that have the columns of a diagnostic, sorted; or the file itself."""
+    """The files below a directory that have the columns of a diagnostic, sorted; or the file itself, unless it is a
+    table of minimal pairs."""
     if path.is_file():
-        return [path]
+        return [path] if path.suffix != ".tsv" or GOOD not in _header(path) else []
     return [file for file in sorted(path.rglob("*.tsv")) if _kind(_header(file)) is not None]
 
 

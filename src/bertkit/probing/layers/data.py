@@ -198,6 +198,7 @@ class LayerTask:
         labels: names of the training items' labels, K of them, in alphabetical order.
         train, test: the items; a test label that is not in `labels` is -1.
         test_names: names of the test items' labels.
+        test_sentence_N: number of each test item's sentence.
         test_words: number of words of each test sentence, for a task whose word tags form chunks; else empty.
     """
 
@@ -206,6 +207,7 @@ class LayerTask:
     train: Items
     test: Items
     test_names: tuple[str, ...]
+    test_sentence_N: Int64Array
     test_words: tuple[int, ...] = ()
 
     def score(self, predicted_N: Int64Array) -> float:
@@ -257,6 +259,7 @@ def layer_task(name: str, train: Sequence[Pair], test: Sequence[Pair], *, title:
         Items(spans, np.array([number_of[label] for label in names], dtype=np.int64), keys),
         Items(test_spans, np.array([number_of.get(label, -1) for label in test_names], dtype=np.int64), test_keys),
         tuple(test_names),
+        np.repeat(np.arange(len(test)), [len(sentence.targets.get(name, ())) for sentence, _ in test]),
         tuple(len(sentence.words) for sentence, _ in test) if has_chunks else (),
     )
 

@@ -27,6 +27,8 @@ DEFINITIONS = {
     " words, with an L2 penalty on all trained parameters (including a mix's logits), fitted by L-BFGS without a seed;"
     " the published classifier of edge probing has a projection and a hidden layer",
     "score": "accuracy, or for tagged chunks and entities conlleval's F1 over whole chunks; on the test sentences",
+    "interval": "of the accuracy, at 95%: percentiles of 10,000 bootstrap resamples of the test sentences; it does not"
+    " cover other training sentences",
     "dep": "the relation of a word to its head, given both, without its subtype; roots are left out",
     "pooling": "a span of several words: softmax attention with a trained query (edge probing), the concatenation of"
     " its first and last word, or the mean; a word of several tokens is represented by their mean",
@@ -50,11 +52,13 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class LayerScore:
-    """The test scores of one layer's probe (conlleval's F1 for chunks), and the code of the training labels."""
+    """The test scores of one layer's probe (conlleval's F1 for chunks), the code of the training labels, and the 95%
+    interval of the accuracy."""
 
     accuracy: float
     f1: float | None
     code: Code
+    interval: tuple[float, float]
 
     @property
     def score(self) -> float:
@@ -119,6 +123,7 @@ class TaskResult:
             "majority_accuracy": self.majority,
             "score": self.scores,
             "accuracy": [each.accuracy for each in self.layers],
+            "accuracy_interval": [list(each.interval) for each in self.layers],
             "control_accuracy": list(self.control_accuracy),
             "control_seen": self.control_seen,
             "selectivity": self.selectivity,
@@ -172,10 +177,12 @@ class LayersScores:
             )
         columns = ["task", "layer", "score", "accuracy", "control_accuracy", "selectivity", "codelength_bits"]
         columns += ["compression", "random_score", "random_codelength_bits", "random_compression"]
+        columns += ["accuracy_low_95", "accuracy_high_95"]
         rows = [
             [
                 *(each.task.name, number, own.score, own.accuracy, control, own.accuracy - control, own.code.bits),
                 *(own.code.compression, other.score, other.code.bits, other.code.compression),
+                *own.interval,
             ]
             for each in self.results
             for number, own, other, control in zip(
@@ -198,6 +205,9 @@ class LayersScores:
                 score.axhline(each.majority, color="0.6", linestyle=":", linewidth=1, label="most frequent label")
             series = {each.metric: "score", f"{each.metric}, random weights": "random_score"}
             series["selectivity (accuracy)"] = "selectivity"
+            if each.metric == "accuracy":
+                low, high = own["accuracy_low_95"], own["accuracy_high_95"]
+                score.fill_between(self.layers, low, high, color="0.85", label="95% interval over test sentences")
             lines(score, self.layers, {label: own[name] for label, name in series.items()})
             score.set_ylim(min(0, min(own["selectivity"]) - 0.05), 1)
             plain(

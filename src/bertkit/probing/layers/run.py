@@ -40,6 +40,7 @@ from bertkit.probing.layers.measure import (
     Items,
     LinearProbe,
     accuracy,
+    accuracy_interval,
     control_labels,
     online_code,
     warn_of_unconverged,
@@ -221,7 +222,9 @@ class _Measurement:
             predicted_N = self._probe(store, [number], task, task.train).predict(task.test)
             code = online_code([store.layer(number)], task.train, len(task.labels), self.settings.fit, order_N)
             self._count()
-            scores.append(LayerScore(accuracy(task.test.label_N, predicted_N), task.chunk_f1(predicted_N), code))
+            labels_N = task.test.label_N
+            interval = accuracy_interval(labels_N, predicted_N, task.test_sentence_N)
+            scores.append(LayerScore(accuracy(labels_N, predicted_N), task.chunk_f1(predicted_N), code, interval))
         return scores
 
     def _model(self, store: StateStore, task: LayerTask) -> TaskResult:

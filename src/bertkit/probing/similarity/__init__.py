@@ -14,6 +14,7 @@ class SimilaritySettings(ProbeSettings):
     `bertkit probe similarity --model A --model B --data t.txt`"""
 
     kind: ClassVar[str] = "similarity"
+    compares_models: ClassVar[bool] = True
 
     sentences: int = Field(
         1000, ge=1, description="Number of sentences, drawn at random from the text; repeated sentences are left out."

@@ -166,7 +166,8 @@ class StructureScores:
                 axes.axhline(level, color="0.6", linestyle=dash, linewidth=1, label=f"{_SHOWN[name]}, {baseline}")
             lines(axes, table["layer"], series)
             layer_ticks(axes, len(self.layers))
-            axes.set_ylim(0, 1)
+            lowest = np.nanmin([*levels.values(), *(value for values in series.values() for value in values)])
+            axes.set_ylim(min(0, lowest - 0.05), 1)  # a correlation may be negative
         plain(distance, x="layer (0: embeddings)", y="share of edges (UUAS); correlation (DSpr)", title="distance")
         plain(depth, x="layer (0: embeddings)", y="share of sentences; correlation (NSpr)", title="depth")
         return figure
