@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from hypothesis import settings
@@ -47,6 +48,36 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in ("BERTKIT_RUNS", "BERTKIT_MODEL", "NO_COLOR", "FORCE_COLOR"):
             patch.delenv(name, raising=False)
         yield cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _drawn_once() -> Iterator[pytest.MonkeyPatch]:
+    """Figures are drawn as SVG only, and their PNG has no pixels: drawing takes longer than all else that a small run
+    does, and both formats draw the same."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure.savefig
+
+    def savefig(figure: Figure, file: IO[bytes], *, format: str, **options: Any) -> None:
+        if format == "png":
+            file.write(b"\x89PNG\r\n\x1a\n")
+        else:
+            drawn(figure, file, format=format, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", savefig)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def drawn_figures(_drawn_once: pytest.MonkeyPatch) -> Iterator[None]:
+    """For modules whose tests look at pixels, or that run what a page shows."""
+    from matplotlib.figure import Figure
+
+    once = Figure.savefig
+    _drawn_once.undo()
+    yield
+    _drawn_once.setattr(Figure, "savefig", once)
 
 
 @pytest.fixture

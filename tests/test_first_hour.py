@@ -18,6 +18,8 @@ from tests.pretraining.test_shipped import SHRUNK
 from tests.tasks.tiny_task import write_model
 from tests.training.tiny_run import NOUNS, VERBS, write_text
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 PAGE = (Path(__file__).parents[1] / "docs" / "first-hour.md").read_text(encoding="utf-8")
 STEPS = re.findall(r"^```bash\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", PAGE, flags=re.DOTALL | re.MULTILINE)
 ORIGINS = ("japanese", "norse", "slavic", "chinese")

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
 from pathlib import Path
@@ -25,10 +26,17 @@ def levels() -> list[tuple[str, ...]]:
     return [tuple(re.findall(r"`(\w+)`", row)) for row in rows]
 
 
+@cache
+def imports_of(file: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The import statements of a file, inside functions and for types too."""
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imported(file: Path) -> set[str]:
     """The packages of bertkit that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in imports_of(file):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit."):
             found.add((node.module or "").split(".")[1])
         elif isinstance(node, ast.Import):
@@ -57,9 +65,9 @@ def test_a_package_imports_its_own_level_and_those_below(package: str) -> None:
 
 
 def modules_imported(file: Path) -> set[Path]:
-    """The files of bertkit that a file imports, inside functions and for types too."""
+    """The files of bertkit that a file imports."""
     found: set[Path] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in imports_of(file):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertkit."):
             module = ROOT.joinpath(*(node.module or "").split(".")[1:])
             inside = {module / f"{alias.name}.py" for alias in node.names}
@@ -86,9 +94,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_a_class_name_is_used_once() -> None:
     places: dict[str, list[str]] = {}
     for file in sorted(ROOT.rglob("*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+        for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            places.setdefault(name, []).append(str(file.relative_to(ROOT)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
@@ -100,8 +107,7 @@ def test_pyproject_names_the_libraries_that_are_imported_and_no_other() -> None:
         *(each for name in ("onnx", "ray", "search", "serve", "wandb", "mlflow") for each in extras[name]),
     ]
     declared = {_plain(re.split(r"[<>=~]", each)[0]) for each in requirements}
-    files = [ast.parse(file.read_text(encoding="utf-8")) for file in ROOT.rglob("*.py")]
-    nodes = [node for file in files for node in ast.walk(file)]
+    nodes = [node for file in ROOT.rglob("*.py") for node in imports_of(file)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"bertkit", "pydantic_core"}

@@ -15,6 +15,8 @@ import yaml
 from tests.pretraining.test_shipped import SHRUNK
 from tests.training.tiny_run import write_text
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
@@ -78,7 +80,7 @@ def test_the_table_of_recipes_names_every_shipped_recipe_and_no_other() -> None:
 
     table = README.split("\n## Recipes\n\n")[1].split("\n\n")[0]
     named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
-    assert sorted(named) == sorted(recipe_names())
+    assert sorted(named) == sorted(recipe_names()), "README.md, Recipes: each is named in one row"
 
 
 def test_every_recipe_of_the_readme_is_valid(tmp_path: Path) -> None:

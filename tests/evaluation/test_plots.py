@@ -10,6 +10,8 @@ import pytest
 from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain
 from bertkit.run.figure_files import save, svg_of
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 
 def draw(directory: Path) -> list[Path]:
     figure, (left, right) = new_figure("tiny: a measure (n = 7 words)", panels=2)

@@ -29,7 +29,7 @@ from bertkit.evaluation.run import MeasurementArguments
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs, task_head
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model, scores_of
-from bertkit.evaluation.speed.report import spread, without_crossings
+from bertkit.evaluation.speed.report import draw_pareto, spread, without_crossings
 from bertkit.evaluation.speed.results import frontier, retention
 from bertkit.evaluation.speed.run import evaluate_speed
 from bertkit.evaluation.speed.stopwatch import LEAST_SECONDS, Timing, processor_share, threads, time_in_rounds
@@ -48,6 +48,8 @@ from bertkit.models.quantisation.quantised import is_quantised, quantise
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.verify import verify_run
 from tests.probing.tiny_models import BERT, save_tiny, tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.usefixtures("drawn_figures")
 
 WIDTH, LAYERS, INNER, LENGTH, LABELS = 24, 3, 41, 13, 2
 SIZES: dict[str, Any] = {
@@ -421,6 +423,14 @@ def test_tables_and_figure_are_drawn_from_the_results(evaluated: tuple[Path, dic
     with (path / "tables" / "compression.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
     assert (last["model"], last["published_compression"], last["known_by"]) == ("student", "7.5", "by its run")
+
+
+def test_the_figure_shows_the_quartiles_of_all_points(evaluated: tuple[Path, dict[str, Any]]) -> None:
+    pareto = evaluated[1]["pareto"]
+    points = [each | {"ms_lower_quartile": each["ms_per_sentence"] / 9} for each in pareto["points"]]
+    figure = draw_pareto(evaluated[1] | {"pareto": pareto | {"points": points}})
+    for panel, batch in zip(figure.axes, dict.fromkeys(each["batch"] for each in points), strict=True):
+        assert panel.get_xlim()[0] < min(each["ms_lower_quartile"] for each in points if each["batch"] == batch)
 
 
 def examined(runs: Path) -> list[LoadedModel]:

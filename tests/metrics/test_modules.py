@@ -85,7 +85,7 @@ def test_undefined_scores_stay_none() -> None:
 
 
 def test_every_metric_has_a_local_form_and_unknown_ones_name_the_nearest() -> None:
-    assert {*INPUTS, "squad", "squad_v2"} == set(METRICS)
+    assert {*INPUTS, "squad", "squad_v2"} == set(METRICS), "INPUTS above has an example for each metric"
     with pytest.raises(UsageError, match="did you mean spearman"):
         local_metric("spearmanr")
     with pytest.raises(UsageError, match="one of: accuracy, f1"):

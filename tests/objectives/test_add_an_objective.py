@@ -89,7 +89,7 @@ class Checkout:
     def __init__(self, directory: Path, files: dict[str, str]) -> None:
         self.directory = directory
         package = Path(bertkit.__file__).parent
-        shutil.copytree(package, directory / "src" / "bertkit", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(package, directory / "src" / "bertkit")
         (directory / "recipes").mkdir()
         for name, content in files.items():
             with (directory / name).open("a", encoding="utf-8") as file:  # the registration goes below the others

@@ -50,6 +50,6 @@ def test_every_row_says_where_and_by_what_test_or_that_it_is_left(row: str) -> N
 def test_every_objective_and_every_unit_of_masking_has_its_row() -> None:
     text = "\n".join(cells(row)[2] for row in ROWS)
     units = [kind.__name__ for kind in AnyUnits.__args__[0].__args__ if kind.__name__ != "Tokens"]
-    assert len(units) == 8
+    assert "Words" in units
     for name in [kind.__name__ for kind in OBJECTIVES.values()] + units:
-        assert re.search(rf"\[{name}[\].]", text), name
+        assert re.search(rf"\[{name}[\].]", text), f"docs/objectives.md has no row with a link to {name}"

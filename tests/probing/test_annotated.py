@@ -32,6 +32,8 @@ from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 from tests.study.tiny_study import study
 from tests.text.corpora import english
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 
 def sentences(count: int, seed: int = 3) -> list[list[str]]:
     return [text.replace(".", " .").split() for text in english(count, seed=seed)]

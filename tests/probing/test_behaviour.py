@@ -24,6 +24,8 @@ from bertkit.run.verify import verify_run
 from tests.probing.request import request_for
 from tests.probing.tiny_models import tiny_causal_model, tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 NEG = "item\tcontext_aff\tcontext_neg\ttarget_aff\ttarget_neg\n"
 ROWS = [("reader", "token", "value"), ("file", "document", "number"), ("sentence", "reader", "token")]
 

@@ -42,6 +42,8 @@ from tests.probing.tiny_models import BERT, save_tiny, tiny_causal_model, tiny_m
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import write_model
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ from tests.probing.request import request_for, write_sentences, write_treebank
 from tests.probing.tiny_models import BERT, GPT2, save_tiny, tiny_model, tiny_tokenizer, write_run
 from tests.text.corpora import english
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 
 def table(probed: ProbeResult, name: str) -> list[dict[str, str]]:
     assert probed.run is not None

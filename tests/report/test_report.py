@@ -22,6 +22,8 @@ from bertkit.run.metrics import MetricsLog
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from making import finished_run, stopped_run
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 Bertkit = Callable[..., Any]
 
 
@@ -175,3 +177,26 @@ def test_commands_can_be_pasted_whatever_the_directory_is_called(tmp_path: Path)
     run = finished_run(tmp_path / "new place & more")
     command = next(each for each in ReportedRun.of(run).commands if "verify" in each)
     assert shlex.split(command) == ["bertkit", "runs", "verify", str(run.path)]
+
+
+def test_the_models_scores_are_shown_and_other_figures_folded(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "runs")
+    results = {"splits": {"dev": {"f1": 0.5}}, "tasks": {"mine": {"f1": 0.5}}, "labels": {"dev": {"good": 13}}}
+    (run.path / "results.json").write_text(json.dumps(results))
+    reported = ReportedRun.of(run)
+    assert list(reported.main_scores) == ["splits.dev.f1"]
+    before, _, folded = page([reported]).partition("<summary>2 further figures")
+    assert "splits.dev.f1" in before
+    assert "labels.dev.good" not in before
+    assert "labels.dev.good" in folded
+
+
+def test_many_runs_have_a_row_each_and_are_not_all_in_the_title(tmp_path: Path) -> None:
+    runs = [ReportedRun.of(finished_run(tmp_path / "runs", f"run-{number}")) for number in range(7)]
+    for number, run in enumerate(runs):
+        object.__setattr__(run, "scores", {"splits.dev.f1": gather.ReportedScore(number / 10)})
+    found = Page(page(runs))
+    assert f"<title>{runs[0].name} and 6 more runs</title>" in page(runs)
+    header = next(row for row in found.rows if "splits.dev.f1" in row)
+    rows = found.rows[found.rows.index(header) + 1 :][:7]
+    assert [row[header.index("splits.dev.f1")] for row in rows] == ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6"]

@@ -10,6 +10,8 @@ import pytest
 from bertkit.run.metrics import MetricsLog
 from bertkit.run.plots import draw_curves
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 
 def test_a_run_with_many_objectives_has_a_line_for_each(tmp_path: Path) -> None:
     names = [f"objective_{letter}" for letter in "abcde"]

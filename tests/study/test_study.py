@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,6 +29,8 @@ from bertkit.study.planned import PlannedStudy
 from bertkit.study.run import StudyArguments, run_study
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.cost import training_flops
+from tests.conftest import Outcome
+from tests.forked import Forked
 from tests.study.tiny_study import ALONE, PEAK, arguments, results, study, times_of, write_study
 from tests.training.stopping import stopping_at
 
@@ -38,11 +38,12 @@ RUNS = 2 * (2 + 2)
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, drawn_figures: None) -> Path:
     """A folder with the study, and its uninterrupted run `straight`."""
     directory = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
+        patch.setattr("bertkit.pretraining.trainer.draw_curves", lambda *_, **__: [])
         write_study(directory)
         run_study(arguments(directory, "straight"), progress=silent_progress)
     return directory
@@ -50,7 +51,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take longer than everything else; only `straight` has them."""
+    """Figures take longer than everything else; only `straight` has them, those of the study."""
+    monkeypatch.setattr("bertkit.pretraining.trainer.draw_curves", lambda *_, **__: [])
     monkeypatch.setattr("bertkit.study.run.draw_figures", lambda *_: [])
 
 
@@ -161,23 +163,21 @@ def test_broken_off_while_a_run_is_measured_it_ends_with_the_same_results(
     assert results(home, "measured") == results(home, "straight")
 
 
-@pytest.mark.slow
-def test_a_signal_to_the_command_ends_it_with_75_and_it_goes_on(home: Path) -> None:
-    environment = {**os.environ, "BERTKIT_CACHE": str(home / "cache")}
-    command = [sys.executable, "-m", "bertkit", "study"]
-    given = ["small.yaml", "--data", "text.txt", "--data-dir", ".", "--run-dir", "signalled"]
-    with subprocess.Popen([*command, *given], cwd=home, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        lines = home / "signalled" / "runs" / "masked-candidate=1" / "metrics.jsonl"
-        while not lines.exists() and process.poll() is None:
-            time.sleep(0.001)
-        process.send_signal(signal.SIGINT)
-        _, story = process.communicate()
-    assert process.returncode == 75, story
-    assert "continue with `bertkit study --resume signalled`" in story
-    resumed = subprocess.run(
-        [*command, "--resume", "signalled"], cwd=home, env=environment, capture_output=True, text=True, check=False
-    )
-    assert resumed.returncode == 0, resumed.stderr
+def test_a_signal_to_the_command_ends_it_with_75_and_it_goes_on(
+    home: Path, bertkit: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["study", "small.yaml", "--data", "text.txt", "--data-dir", ".", "--run-dir", "signalled"]
+    process = Forked(words, home, {"BERTKIT_CACHE": str(home / "cache")})
+    lines = home / "signalled" / "runs" / "masked-candidate=1" / "metrics.jsonl"
+    while not lines.exists() and process.code is None:
+        time.sleep(0.001)
+    process.send(signal.SIGINT)
+    assert process.wait() == 75, process.errors
+    assert "continue with `bertkit study --resume signalled`" in process.errors
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("BERTKIT_CACHE", str(home / "cache"))
+    resumed = bertkit("study", "--resume", "signalled")
+    assert resumed.code == 0, resumed.stderr
     assert resumed.stdout.strip() == "signalled"
     assert results(home, "signalled") == results(home, "straight")
 

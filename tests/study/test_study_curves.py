@@ -20,6 +20,8 @@ from bertkit.study.results import study_results
 from bertkit.study.settings import Study, load_study
 from tests.study.tiny_study import STUDY, study, write_study
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 POINTS = st.lists(
     st.builds(Point, st.just("a"), st.just("c"), st.integers(1, 9).map(float), st.integers(1, 9).map(float)), max_size=9
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,13 +19,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "add-a-task.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 FILES = re.compile(r"^(Append to |Write |Add to )?`([\w./-]+)`[^\n]*:\n\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN_ALL = """
+import shlex, sys
+from bertkit.cli.app import run
+sys.exit(max(run(shlex.split(line)[1:]) for line in sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package with every block of the page in its place, a model, and files of SciTail's shape."""
     root, package = tmp_path_factory.mktemp("checkout"), Path(bertkit.__file__).parent
-    shutil.copytree(package, root / "src" / "bertkit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(package, root / "src" / "bertkit")
     for verb, name, text in FILES.findall(TEXT):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +56,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(checkout: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *command], cwd=checkout, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -61,15 +65,14 @@ def run(checkout: Path, *command: str) -> str:
 def test_the_commands_of_the_page_work(checkout: Path) -> None:
     lines = [line for language, block in BLOCKS.findall(TEXT) if not language for line in block.splitlines()]
     assert len(lines) == 5
-    for line in lines:
-        run(checkout, *shlex.split(line), "--json" if " eval " in line else "--quiet")
+    lines = [f"{line} {'--json' if ' eval ' in line else '--quiet'}" for line in lines]
+    assert "scitail" in run(checkout, "-c", RUN_ALL, *lines, "bertkit eval --help").rpartition("Usage:")[2]
     results = json.loads((checkout / "runs" / "recall" / "results.json").read_text())
     assert set(results["tasks"]["moods"]) == {"accuracy", "macro_f1", "recall_of_bad"}
     evaluation = next((checkout / "runs").glob("eval-scitail-*"))
     results = json.loads((evaluation / "results.json").read_text())
     assert set(results["tasks"]["scitail"]) == {"accuracy", "accuracy/test"}
-    assert "scitail" in run(checkout, "bertkit", "eval", "--help")
 
 
 def test_the_test_of_the_page_passes(checkout: Path) -> None:
-    assert "2 passed" in run(checkout, "pytest", "-q", "-p", "no:cacheprovider", "tests/tasks/test_scitail.py")
+    assert "2 passed" in run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/tasks/test_scitail.py")
