@@ -106,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send({}, b"")
             return True
         if path == "/api/validate-yaml":
-            self.tell({"errors": [], "warnings": []})
+            errors = [{"message": '"license" must be one of [...]'}] if b"license: none-such" in asked else []
+            self.tell({"errors": errors, "warnings": []}, status=400 if errors else 200)
             return True
         match = re.fullmatch(
             r"/api/repos/create|/(?:api/models/)?(.+?)(/preupload|/commit|/branch|\.git/info/lfs)/.+", path

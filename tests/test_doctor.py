@@ -82,6 +82,24 @@ def test_no_compiler_is_a_warning(bertkit: Bertkit, monkeypatch: pytest.MonkeyPa
     assert found(bertkit, "compiled kernels", code=0)["verdict"] == "warning"
 
 
+def test_the_memory_of_a_container_is_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "memory_limit", lambda: 1_500_000_000)
+    check = doctor._memory()
+    assert check.found.endswith("of which this container or control group may use 1.5 GB in all")
+    assert check.verdict == "warning"
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_package_that_cannot_be_imported_is_to_be_installed_again(
+    bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> float:
+        raise ModuleNotFoundError("No module named 'x'", name="x")
+
+    monkeypatch.setattr("psutil.virtual_memory", fails)
+    assert "pip install --force-reinstall" in found(bertkit, "memory", code=5)["remedy"]
+
+
 def test_other_weights_after_a_stop_are_a_fault(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_trained", lambda directory, name, **limits: name)
     assert found(bertkit, "training", code=5)["found"].endswith("different weights")

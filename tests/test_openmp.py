@@ -10,7 +10,14 @@ import pytest
 
 from bertkit import openmp
 from bertkit.jobs.job import threads_of
-from bertkit.openmp import cpu_quota, limit_spinning, limit_threads, usable_cores, warn_of_more_threads
+from bertkit.openmp import (
+    cpu_quota,
+    limit_spinning,
+    limit_threads,
+    memory_limit,
+    usable_cores,
+    warn_of_more_threads,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +120,26 @@ def test_the_quota_is_that_of_the_control_groups(tmp_path: Path, case: str) -> N
         tmp_path / "root", {"proc/self/cgroup": groups, **{f"{GROUPS}/{name}": text for name, text in files.items()}}
     )
     assert cpu_quota() == expected
+
+
+@pytest.mark.parametrize(
+    ("expected", "groups", "files"),
+    [
+        (None, V2, {}),
+        (None, V2, {"memory.max": "max\n"}),
+        (4_000_000, V2 + "a/b", {"a/b/memory.max": "max\n", "a/memory.max": "4000000\n"}),
+        (3_000_000, V1, {"memory/memory.limit_in_bytes": "3000000\n"}),
+        (None, V1, {"memory/memory.limit_in_bytes": "9223372036854771712\n"}),
+        (None, V1, {"cpu,cpuacct/memory.limit_in_bytes": "3000000\n"}),
+    ],
+)
+def test_the_memory_limit_is_that_of_the_control_groups(
+    tmp_path: Path, expected: int | None, groups: str, files: dict[str, str]
+) -> None:
+    write_files(
+        tmp_path / "root", {"proc/self/cgroup": groups, **{f"{GROUPS}/{name}": text for name, text in files.items()}}
+    )
+    assert memory_limit() == expected
 
 
 @pytest.mark.parametrize(

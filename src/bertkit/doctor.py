@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertkit import __version__
-from bertkit.errors import BertkitError, StoppedError, first_line
+from bertkit.errors import REINSTALL, BertkitError, StoppedError, first_line, is_of_installation
 from bertkit.files import cache_directory, sha256_of
-from bertkit.openmp import thread_count, usable_cores
+from bertkit.openmp import memory_limit, thread_count, usable_cores
 
 _LEAST_DISK_GB = 2.0
 _LEAST_MEMORY_GB = 2.0
@@ -104,7 +104,8 @@ def diagnoses(*, offline: bool = False, runs_root: Path = Path("runs")) -> Itera
             yield check()
         except (BertkitError, OSError, RuntimeError, ImportError) as error:
             remedy = "report this with the whole output of `bertkit doctor`"
-            yield Diagnosis(name, "fault", first_line(error), _WRITABLE if _is_of_disk(error) else remedy)
+            remedy = REINSTALL if is_of_installation(error) else _WRITABLE if _is_of_disk(error) else remedy
+            yield Diagnosis(name, "fault", first_line(error), remedy)
 
 
 _WRITABLE = "set BERTKIT_CACHE and BERTKIT_RUNS to directories you can write, with room"
@@ -164,6 +165,10 @@ def _memory() -> Diagnosis:
     memory = psutil.virtual_memory()
     free = memory.available / 1e9
     found = f"{free:.1f} of {memory.total / 1e9:.1f} GB free"
+    limit = memory_limit()
+    if limit is not None and limit < memory.total:
+        found += f", of which this container or control group may use {limit / 1e9:.1f} GB in all"
+        free = min(free, limit / 1e9)
     if free < _LEAST_MEMORY_GB:
         return Diagnosis("memory", "warning", found, "close other programs; --plan shows how much a run needs")
     return Diagnosis("memory", "ok", found)

@@ -78,15 +78,25 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Triton Error [CUDA]: out of memory",
+    "std::bad_alloc",
+    "failed to map segment from shared object",  # while a library is loaded
 )
-"""Parts of messages of torch and triton errors that have no class of their own."""
+"""Parts of messages of errors that have no class of their own."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory was exhausted."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
         return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError | ImportError) and any(message in str(error) for message in _OUT_OF_MEMORY)
+
+
+REINSTALL = "a package that bertkit needs is missing or damaged: pip install --force-reinstall bertkit"
+
+
+def is_of_installation(error: BaseException) -> bool:
+    """Whether an import failed that is not one of bertkit's own modules."""
+    return isinstance(error, ImportError) and (error.name or "bertkit").partition(".")[0] != "bertkit"
 
 
 def first_line(error: BaseException) -> str:

@@ -53,22 +53,33 @@ def cpu_quota() -> float | None:
     A group is also limited by those that contain it. In a container, a group's path may be that on the host, which does
     not exist here; the container's own group is then at the top.
     """
-    quotas = [quota for directory in _control_groups() for quota in (_quota(directory),) if quota is not None]
+    quotas = [quota for directory in _control_groups("cpu") for quota in (_quota(directory),) if quota is not None]
     return min(quotas, default=None)
 
 
-def _control_groups() -> Iterator[Path]:
+def memory_limit() -> int | None:
+    """How many bytes of memory the control groups of this process may use, as in a container; None: unlimited."""
+    texts = [
+        _contents(directory / name).strip()
+        for directory in _control_groups("memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
+    # Version 1 writes a number near 2^63 for no limit, version 2 "max".
+    return min((int(text) for text in texts if text.isdecimal() and int(text) < 2**62), default=None)
+
+
+def _control_groups(controller: str) -> Iterator[Path]:
     """The directories of this process's groups, and those of the groups that contain them."""
     mounts = ROOT / "sys/fs/cgroup"
     for line in _contents(ROOT / "proc/self/cgroup").splitlines():
         _, _, named = line.partition(":")
         controllers, _, path = named.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         group = PurePosixPath(path.lstrip("/"))
         if ".." in group.parts:  # outside of what this process can see
             group = PurePosixPath()
-        for mount in (mounts / controllers, mounts / "cpu") if controllers else (mounts, mounts / "unified"):
+        for mount in (mounts / controllers, mounts / controller) if controllers else (mounts, mounts / "unified"):
             yield from (mount / each for each in (group, *group.parents))
 
 

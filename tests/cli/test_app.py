@@ -17,6 +17,7 @@ import typer
 
 from bertkit import __version__, errors
 from bertkit.cli import app as app_module
+from bertkit.cli.completion import complete_recipe
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Data, Measuring, Output, RecipeName, Resume
 
@@ -199,6 +200,52 @@ def test_a_bug_without_a_run_names_a_file_with_the_traceback(
     assert "ZeroDivisionError" in file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("pretrain", []),
+        ("distill", ["pkd", "pkd-3"]),
+        ("study", []),
+        ("show", ["pkd", "pkd-3"]),
+    ],
+)
+def test_only_recipes_of_the_commands_kind_are_completed(command: str, names: list[str]) -> None:
+    context = typer.Context(typer.main.get_command(app_module.app), info_name=command)
+    assert complete_recipe(context, "pk") == names
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (ImportError("libcudart.so.12: cannot open shared object file", name="torch._C"), 3, errors.REINSTALL),
+        (ModuleNotFoundError("No module named 'psutil'", name="psutil"), 3, errors.REINSTALL),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object", name="torch._C"), 3, "out of memory"),
+        (RuntimeError("std::bad_alloc"), 3, "out of memory"),
+        (ImportError("cannot import name 'x' from 'bertkit.run'", name="bertkit.run"), 1, "a bug in bertkit"),
+    ],
+)
+def test_a_damaged_installation_is_no_bug(bertkit, play, error: Exception, code: int, told: str) -> None:
+    def importing() -> None:
+        """Import."""
+        raise error
+
+    play(importing)
+    outcome = bertkit("play")
+    assert outcome.code == code
+    assert str(error) in outcome.stderr
+    assert told in outcome.stderr
+
+
+def test_a_deleted_working_directory_is_told_as_such(bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    outcome = bertkit("runs", "list", "--json")
+    assert outcome.code == 3
+    assert "the working directory has been deleted" in outcome.stderr
+    assert "the working directory has been deleted" in outcome.stdout
+
+
 def test_a_full_disk_is_the_machines_fault_and_no_bug(bertkit, play) -> None:
     def writing() -> None:
         """Write."""
@@ -250,6 +297,27 @@ def test_a_full_disk_of_the_output_is_named() -> None:
         )
     assert ended.returncode == 3
     assert ended.stderr == "error: standard output: No space left on device; free some space and run again\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("home/.cache", "set BERTKIT_CACHE to a directory that you can write"),
+        ("home/.cache/bertkit/shards/x", "set BERTKIT_CACHE to a directory that you can write"),
+        ("home/out.bin", "check the permissions"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_set_elsewhere(
+    bertkit, play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, told: str
+) -> None:
+    monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path / "home" / ".cache" / "bertkit"))
+
+    def writing() -> None:
+        """Write."""
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / file))
+
+    play(writing)
+    assert bertkit("play").stderr == f"error: {tmp_path / file}: Permission denied; {told}\n"
 
 
 @pytest.mark.parametrize("name", ["EBUSY", "EAGAIN", "ESTALE", "ETIMEDOUT", "EREMOTEIO", "ENOTCONN", "ENOTSUP"])
@@ -449,5 +517,6 @@ def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> No
     assert complete("bertkit eval bli").split() == ["blimp"]
     assert complete("bertkit eval blimp --onl").split() == ["--only"]
     assert complete("bertkit eval mlm --pseudo").split() == ["--pseudo-sequences"]
+    assert complete("bertkit finetune --task mnli,qn").split() == ["mnli,qnli"]
     for line in ("bertkit runs show /tmp/x", "bertkit runs show [", "bertkit recipez list --j"):
         assert complete(line).strip() == ""

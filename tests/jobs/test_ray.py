@@ -84,5 +84,5 @@ def test_messages_of_ray_are_logged_and_leave_stdout_to_the_result(
 
 
 def test_ranks_and_jobs_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="ranks is 2, but independent runs are to run in parallel"):
+    with pytest.raises(ValueError, match=r"--nproc 2 \(engine.ranks\) cannot be combined with --jobs 2"):
         EngineConfig(ranks=2, jobs=2)

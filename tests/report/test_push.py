@@ -72,7 +72,7 @@ def metadata(card: str) -> dict[str, object]:
 
 
 def test_a_run_goes_up_in_one_commit_with_its_card(hub: Hub, run: RunDirectory) -> None:
-    done = push(hub, run.path, "me/tiny", "--license", "apache-2.0", "--json")
+    done = push(hub, run.path, "me/tiny", "--license", "Apache-2.0", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["url"].startswith(f"{hub.url}/me/tiny/commit/")
@@ -92,6 +92,19 @@ def test_a_run_goes_up_in_one_commit_with_its_card(hub: Hub, run: RunDirectory) 
     assert "secret" not in card
     assert "mine.txt" in card
     assert 'bertkit.load("me/tiny")' in card
+
+
+def test_for_an_unknown_licence_the_nearest_is_named(run: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
+    pushed(str(run.path), "me/tiny", run=run, license_id="apache2", dry_run=True)
+    assert "did you mean apache-2.0?" in caplog.text
+
+
+def test_an_unknown_licence_is_a_warning_and_refused_by_the_hub_before_any_file(hub: Hub, run: RunDirectory) -> None:
+    done = push(hub, run.path, "me/tiny", "--license", "none-such", "--json")
+    assert done.returncode == 2, done.stderr
+    assert "--license none-such: not a known identifier of the Hub" in done.stderr
+    assert "me/tiny: nothing was uploaded: Invalid metadata in README.md" in json.loads(done.stdout)["error"]
+    assert hub.files["me/tiny"] == {}
 
 
 def test_the_card_of_the_repository_stays_unless_a_new_one_is_asked_for(hub: Hub, run: RunDirectory) -> None:

@@ -357,3 +357,11 @@ def test_a_finished_run_is_not_written_over_and_the_remedy_is_to_delete_it(tmp_p
         run.write_results({})
     with pytest.raises(UsageError, match=r"it is done: name another --run-dir, or delete it with `bertkit runs delete"):
         RunDirectory.create(tmp_path, identity(), tmp_path / "done")
+
+
+def test_the_command_that_continues_a_stopped_run_has_its_path_in_quotes(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, identity(), tmp_path / "my run")
+    with pytest.raises(KeyboardInterrupt), run.recording():
+        raise KeyboardInterrupt
+    with pytest.raises(UsageError, match=r"continue with `--resume '.*/my run'`, name another"):
+        RunDirectory.create(tmp_path, identity(), tmp_path / "my run")

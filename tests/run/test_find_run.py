@@ -81,3 +81,8 @@ def test_a_run_is_found_by_path_or_id_and_a_wrong_name_gets_the_nearest(tmp_path
         find_run("zzz", tmp_path)
     with pytest.raises(DataError, match=r"has no run\.json"):
         find_run(str(tmp_path), tmp_path)
+
+
+def test_a_run_on_a_store_is_to_be_copied_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"s3://bucket/run: runs are read from disks only; copy it first"):
+        find_run("s3://bucket/run", tmp_path)

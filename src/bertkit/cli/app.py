@@ -28,7 +28,16 @@ from typer.exceptions import TyperException
 from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
-from bertkit.errors import BertkitError, DataError, StoppedError, UsageError, first_line, is_out_of_memory
+from bertkit.errors import (
+    REINSTALL,
+    BertkitError,
+    DataError,
+    StoppedError,
+    UsageError,
+    first_line,
+    is_of_installation,
+    is_out_of_memory,
+)
 from bertkit.openmp import limit_spinning, limit_threads
 from bertkit.ranks import leave
 from bertkit.run import NEWEST
@@ -162,6 +171,10 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
     """The exit code and the error, which is None if there was none."""
     if (strange := next((each for each in arguments if not _is_unicode(each)), None)) is not None:
         return _report(UsageError(f"{strange}: not valid UTF-8; rename the file, or write the value in UTF-8"))
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return _report(DataError("the working directory has been deleted; change to another one (cd) and run again"))
     if not arguments and COMPLETION not in os.environ:
         with redirect_stdout(sys.stderr):  # the help is not a result here
             _run(["--help"])
@@ -191,10 +204,13 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
             return _report_bug(error)
         console.debug("".join(traceback.format_exception(error)))
         return _report(DataError(_of_the_machine(error, _MACHINE_ERRORS[error.errno])))
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
         if is_out_of_memory(error):
             console.debug("".join(traceback.format_exception(error)))
             return _report(DataError(f"out of memory: {first_line(error)}; {_OUT_OF_MEMORY}"))
+        if is_of_installation(error):
+            console.debug("".join(traceback.format_exception(error)))
+            return _report(DataError(f"{first_line(error)}; {REINSTALL}"))
         if str(error).startswith("Symlink loop"):  # pathlib's form of ELOOP
             return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
         if not str(error).startswith("Could not determine home directory"):  # pathlib's for `~` and `~NAME`
@@ -223,7 +239,20 @@ def _of_the_machine(error: OSError, remedy: str) -> str:
     text = f"{file}: {error.strerror}" if file else str(error.strerror)
     if is_full and str(file).startswith(os.path.join(tempfile.gettempdir(), "bertkit-")):  # nothing there is kept
         return f"{text}; {remedy}, or set TMPDIR to a directory on another disk"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and file and _is_of_the_cache(Path(str(file))):
+        remedy = "set BERTKIT_CACHE to a directory that you can write"
     return "; ".join([text, *getattr(error, "__notes__", ()), remedy])
+
+
+def _is_of_the_cache(path: Path) -> bool:
+    """Whether a path is in the directory of the caches, or is one of its parents, which is to be created first."""
+    from bertkit.files import cache_directory
+
+    try:
+        cache = cache_directory().absolute()
+    except RuntimeError:  # there is no home directory
+        return False
+    return cache.is_relative_to(path) or path.is_relative_to(cache)
 
 
 def _leave_output() -> tuple[int, None]:

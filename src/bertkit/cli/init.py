@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from bertkit.cli.completion import complete_recipe
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Output, complete_recipe, option
+from bertkit.cli.options import Output, option
 from bertkit.errors import UsageError
 from bertkit.visible import shell_word
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from bertkit.cli.completion import COMPLETIONS, complete_recipe, complete_run
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import FromField, Options, annotation_parts, escaped, fields_of
 from bertkit.cli.launch import Request, trained
@@ -73,7 +74,8 @@ def _seed(text: str) -> int | None:
 
 
 def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
-    """An option whose help names its default, or that has none."""
+    """An option whose help names its default, or that has none; the shell completes runs and tasks."""
+    more.setdefault("autocompletion", COMPLETIONS.get(metavar or ""))
     return typer.Option(*names, help=escaped(help), metavar=metavar, rich_help_panel=panel, show_default=False, **more)
 
 
@@ -103,17 +105,6 @@ def _offline(value: bool) -> bool:
         os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
         os.environ.setdefault("WANDB_MODE", "offline")
     return value
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    from bertkit.recipe.find import recipe_names
-
-    return [name for name in recipe_names() if name.startswith(incomplete)]
-
-
-def complete_run(incomplete: str) -> list[str]:
-    names = [path.parent.name for path in runs_root().glob("*/run.json")]
-    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def run_argument(metavar: str = "RUN") -> Any:

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from bertkit.cli.completion import complete_run
 from bertkit.cli.console import console, result
-from bertkit.cli.options import Output, complete_run, option
+from bertkit.cli.options import Output, option
 from bertkit.errors import UsageError
 from bertkit.run import runs_root
 

@@ -16,7 +16,7 @@ import yaml
 from bertkit.files import read_json, read_json_file
 from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE
 from bertkit.recipe.tree import read_tree
-from bertkit.report.gather import ReportedRun
+from bertkit.report.gather import SCORES, ReportedRun
 from bertkit.run.directory import RECIPE, RESULTS
 from bertkit.run.similar_models import is_local_name
 from bertkit.tasks.catalogue import TASKS
@@ -59,8 +59,6 @@ _COMPARES_TOKENS = 'model.late_scores("A question?", ["A text that answers it.",
 _PAIRS = 'model.predict([("A text.", "The second text of its pair.")])'
 _MOST_SCORES = 40
 _MOST_LABELS = 30
-_RESULTS = ("splits.", "tasks.", "held_out.")
-"""Where results.json has the scores of a run, of a suite, and of pretraining; the first that exists is shown."""
 _LIBRARY_LABEL = re.compile(r"LABEL_\d+")
 """A label without a name of its own, as `transformers` writes it."""
 _FACTS = (
@@ -261,13 +259,15 @@ def _labels(config: Mapping[str, Any]) -> str:
 
 
 def _results(run: ReportedRun) -> dict[str, str]:
-    """Scores by name, without the descriptions in results.json; all numbers if it has no scores of a known kind."""
-    for prefix in _RESULTS:
-        if found := {name: each for name, each in run.scores.items() if name.startswith(prefix)}:
-            shown = {name.removeprefix(prefix): each for name, each in found.items()}
-            before = "held-out " if prefix == "held_out." else ""
-            return {before + name.replace(".", " "): each.in_words for name, each in shown.items()}
-    return {name: each.in_words for name, each in run.scores.items()}
+    """The main scores in words, by their names without that of the part of results.json."""
+    return {_score_name(name): each.in_words for name, each in run.main_scores.items()}
+
+
+def _score_name(name: str) -> str:
+    part, _, rest = name.partition(".")
+    if part not in SCORES:
+        return name
+    return f"{'held-out ' if part == 'held_out' else ''}{rest.replace('.', ' ')}"
 
 
 def _usage(config: Mapping[str, Any], repository: str, call: str | None, *, embedder: str | None) -> str:

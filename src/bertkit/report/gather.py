@@ -42,6 +42,8 @@ _NOT_SCORES = (
     "curves",
 )
 """Parts of results.json that are descriptions, not results."""
+SCORES = ("splits", "tasks", "held_out")
+"""The parts of results.json with the scores of a run, of a suite, and of pretraining."""
 
 Content = TypeVar("Content")
 
@@ -92,6 +94,15 @@ class ReportedRun:
     left_out: Sequence[str]
     summary: str
     commands: Sequence[str]
+
+    @property
+    def main_scores(self) -> Mapping[str, ReportedScore]:
+        """The scores of the model, without counts, per-class figures and the like; all if there are none of a known
+        kind."""
+        for part in SCORES:
+            if found := {name: each for name, each in self.scores.items() if name.startswith(f"{part}.")}:
+                return found
+        return self.scores
 
     @classmethod
     def of(cls, run: RunDirectory) -> ReportedRun:

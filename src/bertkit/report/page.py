@@ -20,6 +20,10 @@ from bertkit.run.figure_files import svg_of
 _TEMPLATE = "page.html"
 _MANY = 24
 """Number of rows above which a table is collapsed."""
+_MOST_COLUMNS = 6
+"""Number of runs above which a table has a row for each run."""
+_MOST_NAMES = 4
+"""Number of runs above which the title does not name each."""
 _MOST_POINTS = 600
 """Maximum number of points of a line; longer runs are subsampled."""
 _FEW_POINTS = 40
@@ -33,19 +37,24 @@ def page(runs: Sequence[ReportedRun], title: str = "") -> str:
 
     Args:
         runs: at least one.
-        title: title of the page; the runs' names if empty.
+        title: title of the page; if empty, the runs' names, of many only the first one's.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("bertkit.report").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
     names = dict.fromkeys(name for run in runs for name in run.scores)
+    main = {name for run in runs for name in run.main_scores}
+    scores = {name: [run.scores[name].in_words if name in run.scores else "" for run in runs] for name in names}
     facts = dict.fromkeys(name for run in runs for name in run.facts)
+    several = f"{runs[0].name} and {len(runs) - 1} more runs"
     return template.render(
-        title=title or ", ".join(run.name for run in runs),
+        title=title or (several if len(runs) > _MOST_NAMES else ", ".join(run.name for run in runs)),
         version=__version__,
         runs=runs,
         facts={name: [run.facts.get(name, "") for run in runs] for name in facts},
-        scores={name: [run.scores[name].in_words if name in run.scores else "" for run in runs] for name in names},
+        scores={name: found for name, found in scores.items() if name in main},
+        further={name: found for name, found in scores.items() if name not in main},
         many=_MANY,
+        most_columns=_MOST_COLUMNS,
         differences=different_settings(runs) if len(runs) > 1 else {},
         curves=_curves(runs) if len(runs) > 1 else "",
         figures=[[(path.stem, _data(path.read_bytes())) for path in run.figures] for run in runs],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from bertkit.errors import CheckError, DataError, UsageError, first_line
@@ -25,6 +26,21 @@ log = logging.getLogger(__name__)
 CARD = "README.md"
 _PRIVATE = frozenset({".git", ".cache"})
 """Folders that a clone or a download of `huggingface_hub` has beside a model, and that no repository takes."""
+_LICENSES = frozenset(
+    {
+        *("afl-3.0", "agpl-3.0", "apache-2.0", "artistic-2.0", "bigcode-openrail-m", "bigscience-bloom-rail-1.0"),
+        *("bigscience-openrail-m", "bsd", "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "bsl-1.0", "c-uda"),
+        *("cc", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0"),
+        *("cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0"),
+        *("cc-by-nd-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc0-1.0", "cdla-permissive-1.0", "cdla-permissive-2.0"),
+        *("cdla-sharing-1.0", "creativeml-openrail-m", "ecl-2.0", "epl-1.0", "epl-2.0", "etalab-2.0", "eupl-1.1"),
+        *("eupl-1.2", "gemma", "gfdl", "gpl", "gpl-2.0", "gpl-3.0", "isc", "lgpl", "lgpl-2.1", "lgpl-3.0", "lgpl-lr"),
+        *("llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "lppl-1.3c", "mit", "mpl-2.0", "ms-pl", "ncsa"),
+        *("odbl", "odc-by", "ofl-1.1", "openrail", "openrail++", "osl-3.0", "other", "pddl", "postgresql", "unknown"),
+        *("unlicense", "wtfpl", "zlib"),
+    }
+)
+"""Identifiers from the Hub's list (huggingface.co/docs/hub/repositories-licenses), to which new ones are added."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +77,15 @@ def push(
         repository: ORG/NAME; created if it does not exist.
         run: the run that produced the model, for the card.
         private: whether a new repository is private.
-        license_id: licence for the card.
+        license_id: licence for the card, from the Hub's list; in capitals as well.
         revision: a branch, created if it does not exist; None for main.
         new_card: replace the card that the repository has.
         dry_run: upload nothing.
         offline: do not use the network; only a dry run is possible.
 
     Raises:
-        UsageError: the repository's name is invalid, or the network is not allowed.
+        UsageError: the repository's name is invalid, the network is not allowed, or the Hub does not accept the card's
+            metadata.
         CheckError: the run's model has changed since it was written.
         DataError: there is no model, it has no weights, or the Hub refuses.
     """
@@ -76,6 +93,13 @@ def push(
         raise UsageError("push: needs the network; leave --offline (HF_HUB_OFFLINE) out, or give --dry-run")
     if repository.count("/") != 1 or not all(repository.split("/")):
         raise UsageError(f"{repository}: give the repository as ORG/NAME, or with your user name instead of ORG")
+    license_id = None if license_id is None else license_id.lower()
+    if license_id is not None and license_id not in _LICENSES:
+        near = get_close_matches(license_id, sorted(_LICENSES), n=1)
+        log.warning(
+            "--license %s: not a known identifier of the Hub, which may refuse it%s; for another licence, give `other`",
+            *(license_id, f"; did you mean {near[0]}?" if near else ""),
+        )
     if run is not None and (errors := model_errors(run)):
         raise CheckError(f"{run.path}: its model has changed since the run wrote it: {'; '.join(errors)}")
     directory = find_model(str(run.path) if run is not None else model, offline=True)
@@ -95,6 +119,8 @@ def push(
         return _upload(paths, repository, card, private=private, revision=revision, new_card=new_card)
     except hub_errors() as error:
         raise DataError(f"{repository}: {_why(error)}") from error
+    except ValueError as error:  # from the client, before it sends any file
+        raise UsageError(f"{repository}: nothing was uploaded: {' '.join(str(error).split())}") from error
 
 
 def run_of_model(path: Path) -> RunDirectory | None:

@@ -15,6 +15,7 @@ from bertkit.files import bytes_in, first_fault, unfinished_name
 from bertkit.run.directory import RECORD, RunDirectory, write_record
 from bertkit.run.lock import LOCK_FILE, RunLock
 from bertkit.run.seal import runs_within
+from bertkit.visible import shell_word
 
 _PARTIAL = shutil.ignore_patterns(LOCK_FILE, "*.writing", ".writing-*", "*.tmp")
 _TRAINING = ("finetune", "distill", "pretrain")
@@ -69,5 +70,7 @@ def _same_run(run: RunDirectory, directory: Path) -> RunDirectory:
     found = RunDirectory.open(directory)
     same = ("kind", "what_hash", "seed", "started")
     if any(found.record.get(key) != run.record.get(key) for key in same):
-        raise UsageError(f"--run-dir {directory}: contains another run; continue it with `--resume {directory}`")
+        raise UsageError(
+            f"--run-dir {directory}: contains another run; continue it with `--resume {shell_word(directory)}`"
+        )
     return found

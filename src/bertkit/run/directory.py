@@ -395,7 +395,7 @@ def _held_remedy(place: Path, record: Mapping[str, Any]) -> str:
         return f"it is done: {otherwise}"
     failed = record.get("status") == "failed" and record.get("exit_reason")
     reason = f"it failed ({record['exit_reason']}); " if failed else ""
-    resume = f"continue with `--resume {place}`, " if record.get("kind") in _RESUMED else ""
+    resume = f"continue with `--resume {shell_word(place)}`, " if record.get("kind") in _RESUMED else ""
     return f"{reason}{resume}{otherwise}"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from bertkit.errors import DataError, UsageError
 from bertkit.run import NEWEST
 from bertkit.run.directory import RECORD, RunDirectory
+from bertkit.stores.url import has_scheme
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
 
     Raises:
         DataError: there is no such run; the message suggests the closest id.
-        UsageError: it is a run of another command.
+        UsageError: it is a run of another command, or on a store.
     """
     for path in (Path(name), root / name):
         if (path / RECORD).is_file():
@@ -50,6 +51,8 @@ def find_run(name: str, root: Path, *, kind: str | None = None) -> RunDirectory:
             if kind not in (None, run.record["kind"]):
                 raise UsageError(f"{run.path}: is a run of `bertkit {run.record['kind']}`, which resumes it")
             return run
+    if has_scheme(name):
+        raise UsageError(f"{name}: runs are read from disks only; copy it first, such as by `aws s3 cp --recursive`")
     if Path(name).is_dir():
         raise DataError(f"{name}: not a run directory (it has no {RECORD})")
     ids = [record.parent.name for record in root.glob(f"*/{RECORD}")]

@@ -129,8 +129,8 @@ class EngineConfig(ExecutorSettings):
     def _runs_or_ranks(self) -> Self:
         if self.is_parallel and self.ranks > 1:
             raise ValueError(
-                f"ranks is {self.ranks}, but independent runs are to run in parallel (jobs: {self.jobs}, executor:"
-                f" {self.executor}); choose one: several processes per run, or one process per run for several runs"
+                f"--nproc {self.ranks} (engine.ranks) cannot be combined with --jobs {self.jobs} (engine.jobs) or"
+                f" --executor {self.executor}: choose several processes for each run, or several runs at a time"
             )
         return self
 
