@@ -87,6 +87,19 @@ def test_the_directory_loads_in_sentence_transformers(place: LatePlace, tmp_path
     assert theirs.prompts["query"] == "query: "
 
 
+def test_a_marker_is_one_token_in_sentence_transformers(place: LatePlace, tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base")
+    for name in ("tokenizer.json", "vocab.txt"):  # as in the vocabulary of BERT: an entry that no text contains
+        path = base / name
+        content = path.read_text(encoding="utf-8")
+        assert "matrix" in content
+        path.write_text(content.replace("matrix", "[unused0]"), encoding="utf-8")
+    prompts = ("embedding.query_prompt='[unused0] '", "embedding.document_prompt='word '")
+    run = place.late(tmp_path / "run", "optimisation.steps=2", *prompts, model=base)
+    assert embedder(run.run.model).reader.markers == ["[unused0]"]
+    assert_equal_in_the_library(run.run.model)
+
+
 def test_a_late_interaction_model_is_trained_on(place: LatePlace, finished: FinishedRun, tmp_path: Path) -> None:
     again = place.run("optimisation.steps=1", task=place.task, model=str(finished.run.path), run_dir=tmp_path / "x")
     assert again.results["evaluations"][0]["scores"]["dev"]["accuracy"] > 0.8

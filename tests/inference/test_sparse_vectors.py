@@ -1,4 +1,4 @@
-"""Sparse vectors in use: `embed`, `search`, `eval` and `export` give those of the model; `serve` refuses them."""
+"""Sparse vectors in use: `embed`, `search`, `eval`, `export` and `serve` give those of the model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 from scipy.sparse import load_npz
 
 import bertkit as package
-from bertkit.errors import UsageError
+from bertkit.inference import embed
+from bertkit.inference.embed import InputText, embed_to_file
+from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.export.export import export_model
-from bertkit.inference.serving.served import ServedModel
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.evaluation.embeddings.test_embedding_suites import write_folder
+from tests.inference.serving.clients import post, served
 from tests.inference.test_independent_batches import engine
 from tests.tasks.tiny_task import reviews, write_model
 
@@ -96,7 +98,6 @@ def test_embed_writes_the_weights_of_words(
         (("--truncate", "8", "--normalise"), "--truncate, --normalise: for dense vectors"),
         (("--long", "window"), "--long window: for dense vectors"),
         (("--out", "v.npy"), "its ending is none of .jsonl, .npz"),
-        (("--out", "v.npz", "--jobs", "2"), "--jobs: sparse vectors are computed by one process"),
     ],
 )
 def test_what_embed_has_only_for_dense_vectors_is_refused(
@@ -104,6 +105,34 @@ def test_what_embed_has_only_for_dense_vectors_is_refused(
 ) -> None:
     done = bertkit("embed", "--model", model, texts, *options)
     assert (done.code, said in " ".join(done.stderr.split())) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "npz"])
+def test_a_stopped_file_continues_with_the_same_bytes(
+    model: Path, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder, settings, source = Embedder.load(model, engine()), EmbedSettings(), {"path": "a"}
+    monkeypatch.setattr(embed, "LARGEST_BLOCK", 8)
+    rows = [InputText(f"t{number}", text, f"line {number}") for number, text in enumerate(TEXTS)]
+
+    def stopping() -> Any:
+        yield from rows[:20]
+        raise KeyboardInterrupt
+
+    straight, out = tmp_path / f"straight.{ending}", tmp_path / f"v.{ending}"
+    whole = embed_to_file(embedder, iter(rows), straight, settings, source=source)
+    with pytest.raises(KeyboardInterrupt):
+        embed_to_file(embedder, stopping(), out, settings, source=source)
+    with (tmp_path / f"v.{ending}.part").open("ab") as part:
+        part.write(b"torn")
+    read: list[int] = []
+    found = Embedder.sparse_vectors
+    monkeypatch.setattr(Embedder, "sparse_vectors", lambda self, each: (read.append(len(each)), found(self, each))[1])
+    again = embed_to_file(embedder, iter(rows), out, settings, source=source)
+    assert sum(read) == len(TEXTS) - 8
+    assert out.read_bytes() == straight.read_bytes()
+    assert (again.count, again.entries) == (whole.count, whole.entries)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [straight.name, out.name]
 
 
 def test_search_ranks_by_the_dot_product(
@@ -129,17 +158,21 @@ def test_search_ranks_by_the_dot_product(
         assert (refused.code, said in " ".join(refused.stderr.split())) == (2, True), refused.stderr
 
 
-def test_an_index_is_not_updated_and_a_damaged_one_is_told(
+def test_an_updated_index_is_one_built_anew_and_a_damaged_one_is_told(
     model: Path, texts: Path, tmp_path: Path, bertkit: Command
 ) -> None:
-    index = tmp_path / "index"
-    bertkit("search", "--model", model, "--corpus", texts, "--index", index)
-    other = tmp_path / "other.txt"
-    other.write_text("a cat\na list\n")
-    done = bertkit("search", "--model", model, "--corpus", other, "--index", index, "--format", "text", "--update")
-    assert done.code == 2
-    (index / "vectors.npz").write_bytes(b"PK")
-    done = bertkit("search", "--index", index, "a cat")
+    words = ("search", "--model", model, "--format", "jsonl", "--corpus")
+    bertkit(*words, texts, "--index", tmp_path / "index")
+    rows = texts.read_text().splitlines()
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join([*rows[30:], json.dumps({"id": "new", "text": "a new cat"}), *rows[4:9]]) + "\n")
+    bertkit(*words, other, "--index", tmp_path / "anew")
+    done = bertkit(*words, other, "--index", tmp_path / "index", "--update")
+    assert (done.code, "15 vectors were taken" in done.stderr) == (0, True), done.stderr
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("index", "anew")]
+    assert files[0] == files[1]
+    (tmp_path / "index" / "vectors.npz").write_bytes(b"PK")
+    done = bertkit("search", "--index", tmp_path / "index", "a cat")
     assert (done.code, "vectors.npz: is damaged" in " ".join(done.stderr.split())) == (3, True), done.stderr
 
 
@@ -193,6 +226,19 @@ def test_an_int8_export_has_nearly_the_same_vectors(model: Path, weights: Any, t
     assert (found != weights).any()
 
 
-def test_a_sparse_embedder_is_not_served(model: Path) -> None:
-    with pytest.raises(UsageError, match=r"mine: computes sparse vectors \(SPLADE\), which are not served"):
-        ServedModel.load("mine", package.load(str(model)))
+def test_a_served_model_gives_weights_of_words_and_ranks_by_the_dot_product(model: Path, weights: Any) -> None:
+    mine = served("mine", model)
+    found = post([mine], "/v1/sparse-embeddings", {"input": TEXTS[:3]}).json()
+    tokenizer = load_tokenizer(model)
+    for row, each in enumerate(found["data"]):
+        assert (each["index"], each["object"]) == (row, "embedding")
+        expected = {tokenizer.token(int(n)): weights[row, n] for n in np.flatnonzero(weights[row])}
+        assert {word: np.float32(weight) for word, weight in each["vector"].items()} == expected
+    ranked = post([mine], "/rerank", {"query": TEXTS[0], "documents": TEXTS[1:9]}).json()["results"]
+    scores = weights[1:9] @ weights[0]
+    assert [each["index"] for each in ranked] == np.argsort(-scores, kind="stable").tolist()
+    np.testing.assert_allclose([each["relevance_score"] for each in ranked], np.sort(scores)[::-1], rtol=1e-5)
+    refused = post([mine], "/v1/embeddings", {"input": "a cat"})
+    assert (refused.status_code, "none of the served models answers /v1/embeddings" in refused.text) == (422, True)
+    long = post([mine], "/v1/sparse-embeddings", {"input": "list " * 90}, long="error")
+    assert (long.status_code, long.json()["error"]["code"]) == (422, "context_length_exceeded")

@@ -35,6 +35,11 @@ QUERIES = ["cat", "fine list of words in a matrix , a number ( cat ) . fine list
 DOCUMENTS = ["poor number", "a cat , a list .", "the fine matrix of words ! " * 5, "."]
 
 
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERTKIT_RUNS", str(tmp_path / "runs"))
+
+
 def embedder(directory: Path) -> TokenEmbedder:
     return TokenEmbedder.load(directory, resolve_engine(EngineConfig(device="cpu", precision="fp32")))
 
@@ -221,7 +226,6 @@ def test_served_models_rerank(colbert: Path) -> None:
     "words",
     [
         ("embed", "--model", "{model}", "{texts}"),
-        ("search", "--model", "{model}", "--corpus", "{texts}", "a cat"),
         ("eval", "sts", "--model", "{model}", "--data-dir", "{sts}"),
         ("export", "{model}", "--to", "{out}", "--format", "onnx"),
         ("export", "{model}", "--to", "{out}", "--format", "int8"),

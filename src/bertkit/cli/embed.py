@@ -36,10 +36,11 @@ from bertkit.progress import silent_progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from bertkit.inference.embed import InputText
+    from bertkit.inference.embed import AnyEmbedder, InputText
     from bertkit.inference.embed_settings import EmbedSettings
     from bertkit.inference.embedder import Embedder
     from bertkit.tasks.readers.delimited import RowsOrBad
+    from bertkit.training.engine import Engine
 
     Documents = Callable[[list[InputText]], tuple[Any, Iterator[dict[str, Any]]]]
     """Computes a block: its vectors with counts of its texts, and one JSON document per text."""
@@ -78,7 +79,7 @@ class TextReadOptions(Options):
         from bertkit.inference.embed import input_texts
         from bertkit.inference.predict_input import InputColumns, form_of
 
-        columns = InputColumns(text=self.text)
+        columns = InputColumns(text=self.text, ids=("id", "_id"))  # `_id` as in BEIR's corpora
         form = form_of(path, self.format, "classification")
         return input_texts(self._rows(path, form, columns), columns)
 
@@ -107,18 +108,32 @@ class Computing(Options):
         """
         from bertkit.inference.embedder import Embedder
         from bertkit.models.files.model_files import find_model
+
+        directory = find_model(model, offline=offline)
+        return Embedder.load(directory, self._engine(), name=model, max_tokens=max_tokens, offline=offline)
+
+    def any_embedder(self, model: str, *, max_tokens: int | None, offline: bool) -> AnyEmbedder:
+        """The same, or a model that computes a vector for each token (ColBERT)."""
+        from bertkit.inference.token_embedder import TokenEmbedder
+        from bertkit.models.files.model_files import find_model
+        from bertkit.models.sentence import is_token_encoder
+
+        directory = find_model(model, offline=offline)
+        if not is_token_encoder(directory):
+            return self.embedder(model, max_tokens=max_tokens, offline=offline)
+        return TokenEmbedder.load(directory, self._engine(), name=model, max_tokens=max_tokens, offline=offline)
+
+    def _engine(self) -> Engine:
         from bertkit.training.engine import resolve_engine
         from bertkit.training.engine_config import EngineConfig
 
-        engine = resolve_engine(
+        return resolve_engine(
             EngineConfig(
                 device=self.device or "auto",
                 precision=self.precision or "auto",
                 micro_batch_tokens=batch_tokens_of(self.batch_tokens) or "auto",
             )
         )
-        directory = find_model(model, offline=offline)
-        return Embedder.load(directory, engine, name=model, max_tokens=max_tokens, offline=offline)
 
 
 @dataclass(frozen=True)
@@ -191,7 +206,7 @@ def embed(
 
     A text's vector is bit-identical whatever other texts the file contains. Files of any size are read in blocks; a
     stopped command continues when run again. An empty line counts as a text. A SPLADE model gives each text the weights
-    of words, `{"id", "vector": {word: weight}}`; its files are written at once and not continued.
+    of words, `{"id", "vector": {word: weight}}`.
 
     Examples:
     `echo "a fine film" | bertkit embed --model M`
@@ -222,9 +237,6 @@ def embed(
             raise UsageError(f"{', '.join(flags)}: give --out FILE too; vectors on stdout are computed by one process")
         _print_vectors(embedder, texts, settings, is_typed=path is None and sys.stdin.isatty())
         return
-    if embedder.is_sparse:
-        _write_sparse(embedder, texts, out, settings, given_flags(side_by_side), common)
-        return
     from bertkit.inference.embed import embed_to_file
 
     named = {name: value for name, value in vars(reading).items() if value is not None}
@@ -232,15 +244,17 @@ def embed(
     written = embed_to_file(
         embedder, texts, out, settings, source=source, executor=side_by_side.settings, progress=console.progress
     )
-    _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens, is_sparse=False)
-    windows = {"windowed": written.windowed} if settings.long == "window" else {}
+    _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens, is_sparse=embedder.is_sparse)
+    more: dict[str, Any] = {"windowed": written.windowed} if settings.long == "window" else {}
+    if embedder.is_sparse:
+        more = {"mean_words": written.entries / max(1, written.count)}
     document = {
         "out": str(out),
         "count": written.count,
         "dim": written.width,
         "dtype": settings.dtype,
         "cut": written.cut,
-        **windows,
+        **more,
     }
     result(document if common.as_json else out, as_json=common.as_json)
 
@@ -285,42 +299,17 @@ def _dense_documents(embedder: Embedder, settings: EmbedSettings) -> Documents:
 
 
 def _sparse_documents(embedder: Embedder, settings: EmbedSettings) -> Documents:
-    from bertkit.inference.sparse_vectors import check_sparse_settings, sparse_block, words_of_vocabulary
+    from bertkit.inference.embed import embed_block
+    from bertkit.inference.sparse_vectors import check_sparse_settings, sparse_documents, words_of_vocabulary
 
     check_sparse_settings(settings)
     words = words_of_vocabulary(embedder)
 
     def documents_of(block: list[InputText]) -> tuple[Any, Iterator[dict[str, Any]]]:
-        embedded = sparse_block(embedder, block, settings)
-        return embedded, embedded.documents(words)
+        embedded = embed_block(embedder, block, settings)
+        return embedded, sparse_documents([text.id for text in block], embedded.stored_NF, words)
 
     return documents_of
-
-
-def _write_sparse(
-    embedder: Embedder, texts: Any, out: Path, settings: EmbedSettings, flags: list[str], common: EmbedOutput
-) -> None:
-    """Sparse vectors to a file."""
-    from bertkit.inference.embed import LARGEST_BLOCK, blocks_of
-    from bertkit.inference.sparse_vectors import check_sparse_settings, sparse_to_file
-    from bertkit.training.interrupt import interrupted_by_signals
-
-    check_sparse_settings(settings)
-    if flags:
-        raise UsageError(f"{', '.join(flags)}: sparse vectors are computed by one process; leave it out")
-    blocks = blocks_of(texts, first=LARGEST_BLOCK)
-    with interrupted_by_signals():
-        written = sparse_to_file(embedder, blocks, out, settings, progress=console.progress)
-    _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens, is_sparse=True)
-    document = {
-        "out": str(out),
-        "count": written.count,
-        "dim": embedder.width,
-        "dtype": settings.dtype,
-        "cut": written.cut,
-        "mean_words": written.mean_words,
-    }
-    result(document if common.as_json else out, as_json=common.as_json)
 
 
 def _warn(count: int, cut: int, without_tokens: int, most: int, *, is_sparse: bool) -> None:

@@ -33,7 +33,7 @@ from bertkit.inference.search.settings import IndexSettings, NegativeSettings, P
 from bertkit.visible import visible
 
 if TYPE_CHECKING:
-    from bertkit.inference.embedder import Embedder
+    from bertkit.inference.embed import AnyEmbedder
     from bertkit.inference.search.index import TextIndex
     from bertkit.inference.search.mining import LabelledPair
     from bertkit.settings import Settings
@@ -118,11 +118,14 @@ def search(
         raise UsageError("--rerank-depth: works only with --rerank MODEL")
     if corpus is None and index is not None and (flags := given_flags(reading)):
         raise UsageError(f"{', '.join(flags)}: works only with --corpus; the index in {index} contains its texts")
-    with opened(model, index, corpus, index_settings, reading, computing, common, update=update) as (found, embedder):
+    chosen = (model, index, corpus, index_settings, reading, computing, common)
+    dense_for = "--pairs" if pairs else None
+    with opened(*chosen, update=update, dense_for=dense_for) as (found, embedder):
         if query_settings.probes is not None and found.described["kind"] in ("exact", "sparse"):
             console.warn("--probes has no effect: the index compares every vector")
         if only_build:
-            described = {key: found.described[key] for key in ("count", "width", "kind", "cut")}
+            keys = ("count", "width", "kind", "cut", *(["tokens"] if found.is_by_token else []))
+            described = {key: found.described[key] for key in keys}
             document = {"index": str(found.directory), **described}
             result(document if common.as_json else found.directory, as_json=common.as_json)
         elif pairs:
@@ -150,15 +153,17 @@ def opened(
     common: Common,
     *,
     update: bool = False,
-) -> Iterator[tuple[TextIndex, Embedder]]:
-    """The index chosen by the options, and the model of its vectors.
+    dense_for: str | None = None,
+) -> Iterator[tuple[TextIndex, AnyEmbedder]]:
+    """The index chosen by the options, and the model of its vectors, which must be dense ones for some commands.
 
     Raises:
-        UsageError: neither a corpus nor an index.
+        UsageError: neither a corpus nor an index, or a model of other vectors.
         DataError: invalid files, or an index of another model.
     """
     from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.search.index import DESCRIPTION, TextIndex, build_index
+    from bertkit.inference.search.mining import require_dense
     from bertkit.training.interrupt import interrupted_by_signals
 
     if corpus is None:
@@ -166,7 +171,7 @@ def opened(
             raise UsageError("give --corpus FILE with the texts to search, or --index DIR with an index of them")
         _refuse_unread(settings, f"--corpus; the index in {index} is built already")
         found = TextIndex.open(index)
-        embedder = computing.embedder(
+        embedder = computing.any_embedder(
             model or str(found.described["model"]), max_tokens=found.settings.max_length, offline=common.offline
         )
         found.check_model(embedder)
@@ -178,7 +183,9 @@ def opened(
         model = model or str(present.described["model"])
         if update and not settings.model_fields_set:
             settings = present.settings
-    embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
+    embedder = computing.any_embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
+    if dense_for is not None:
+        require_dense(embedder, embedder.name, dense_for)
     with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing, interrupted_by_signals():
         directory = Path(passing) / "index" if index is None else index
         texts = reading.texts(corpus)
@@ -208,7 +215,7 @@ def _print_pairs(index: TextIndex, settings: PairSettings, probes: int | None, c
 
 def _answer(
     index: TextIndex,
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     queries: list[str],
     rerank: str | None,
     settings: QuerySettings,
@@ -309,7 +316,8 @@ def mine_negatives(
     with tempfile.TemporaryDirectory(prefix="bertkit-pairs-") as passing:
         if corpus is None and index is None:
             corpus, reading = _positives(right, Path(passing)), TextReadOptions(format="jsonl")
-        with opened(model, index, corpus, index_settings, reading, computing, common) as (found, embedder):
+        chosen = (model, index, corpus, index_settings, reading, computing, common)
+        with opened(*chosen, dense_for="mine-negatives") as (found, embedder):
             lines = _negative_lines(found, embedder, _read_pairs(pairs, names, read_as), right, settings)
             if out is None:
                 for line in lines:
@@ -356,7 +364,7 @@ def _positives(right: dict[str, set[str]], directory: Path) -> Path:
 
 def _negative_lines(
     index: TextIndex,
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     pairs: Iterator[LabelledPair],
     right: dict[str, set[str]],
     settings: NegativeSettings,

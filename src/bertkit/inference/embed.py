@@ -1,7 +1,8 @@
-"""`bertkit embed`: the vectors of a file of texts, in blocks, for files of any size.
+"""`bertkit embed`: the vectors of a file of texts, dense or sparse, in blocks, for files of any size.
 
-Not from a paper; embedder.py computes, vector_files.py writes. A block is tokenised once and sorted by length. A
-vector does not depend on the texts it is computed with, so block boundaries and interruptions do not change a bit.
+Not from a paper; embedder.py computes, vector_files.py and sparse_vectors.py write. A block is tokenised once and
+sorted by length. A vector does not depend on the texts it is computed with, so block boundaries and interruptions do
+not change a bit.
 
 Shapes: N texts of a block, F numbers stored per vector.
 """
@@ -18,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.sparse import issparse, vstack
 
 from bertkit.errors import DataError, StoppedError
 from bertkit.inference.embed_settings import EmbedSettings
-from bertkit.inference.embedder import Embedder, TextSequence, TooLongError
+from bertkit.inference.embedder import Embedder, TooLongError
 from bertkit.inference.predict_input import InputColumns, id_of, string_of
+from bertkit.inference.sparse_vectors import SparseVectorFile, check_sparse_settings, words_of_vocabulary
+from bertkit.inference.token_embedder import TokenEmbedder
+from bertkit.inference.token_vectors import TokenVectorFile, check_token_settings
 from bertkit.inference.vector_files import VectorFile
 from bertkit.inference.vector_types import STORED, check_width, finished, stored, stored_width
 from bertkit.jobs.job import Job
@@ -57,17 +61,24 @@ class EmbeddedBlock:
 
     Attributes:
         texts: in input order.
-        stored_NF: their vectors as they are stored.
+        stored_NF: their vectors as they are stored; sparse ones are a scipy matrix, (N, V), those of tokens a list.
         cut: number of texts whose end was not read.
         windowed: number of texts read in several windows.
         without_tokens: number of texts without tokens; their vectors are zeros.
     """
 
     texts: list[InputText]
-    stored_NF: NDArray[Any]
+    stored_NF: Any
     cut: int
     windowed: int
     without_tokens: int
+
+    @property
+    def entries(self) -> int:
+        """Number of weights of sparse vectors, or of vectors of tokens."""
+        if isinstance(self.stored_NF, list):
+            return sum(map(len, self.stored_NF))
+        return int(self.stored_NF.nnz) if issparse(self.stored_NF) else 0
 
 
 def input_texts(rows: Iterable[tuple[str, dict[str, Any] | None]], columns: InputColumns) -> Iterator[InputText]:
@@ -100,11 +111,13 @@ def blocks_of(
         yield block
 
 
-KnownVectors = Callable[[str], NDArray[Any] | None]
-"""A text to its vector as it is stored, (F,), if that is known."""
+AnyEmbedder = Embedder | TokenEmbedder
+
+KnownVectors = Callable[[str], Any]
+"""A text to its vector as it is stored, (F,) or a sparse row, if that is known; else None."""
 
 
-def parts_of(embedder: Embedder, block: list[InputText], settings: EmbedSettings) -> list[list[TextSequence]]:
+def parts_of(embedder: AnyEmbedder, block: list[InputText], settings: EmbedSettings) -> list[list[Any]]:
     """The sequences of each text, see `Embedder.parts`.
 
     Raises:
@@ -117,7 +130,7 @@ def parts_of(embedder: Embedder, block: list[InputText], settings: EmbedSettings
 
 
 def embed_block(
-    embedder: Embedder, block: list[InputText], settings: EmbedSettings, known: KnownVectors | None = None
+    embedder: AnyEmbedder, block: list[InputText], settings: EmbedSettings, known: KnownVectors | None = None
 ) -> EmbeddedBlock:
     """The vectors of a block, of which only unknown ones are computed.
 
@@ -127,14 +140,10 @@ def embed_block(
     parts = parts_of(embedder, block, settings)
     found = [None if known is None else known(each.text) for each in block]
     new = [number for number, row in enumerate(found) if row is None]
-    computed = embedder.joined([parts[number] for number in new]) if new else np.empty((0, embedder.width), np.float32)
-    rows_NF = stored(finished(computed, settings), settings.dtype)
+    rows_NF = _stored_rows(embedder, [parts[number] for number in new], settings)
     if len(new) < len(block):
-        computed_NF, rows_NF = rows_NF, np.empty((len(block), rows_NF.shape[1]), rows_NF.dtype)
-        rows_NF[new] = computed_NF
-        for number, row in enumerate(found):
-            if row is not None:
-                rows_NF[number] = row
+        old = [number for number, row in enumerate(found) if row is not None]
+        rows_NF = _reordered(rows_NF, [found[number] for number in old], np.argsort([*new, *old]).tolist())
     return EmbeddedBlock(
         block,
         rows_NF,
@@ -144,8 +153,26 @@ def embed_block(
     )
 
 
+def _reordered(first: Any, others: list[Any], order: list[int]) -> Any:
+    """The vectors of some texts in stored form and single ones of others, together in this order."""
+    every = [*first, *others] if isinstance(first, list) else [first, *others]
+    if isinstance(first, list):
+        return [every[number] for number in order]
+    return (vstack(every, "csr") if issparse(first) else np.vstack(every))[order]
+
+
+def _stored_rows(embedder: AnyEmbedder, parts: list[list[Any]], settings: EmbedSettings) -> Any:
+    """The vectors of texts in stored form, see `EmbeddedBlock`."""
+    if isinstance(embedder, TokenEmbedder):
+        return embedder.vectors([first for (first,) in parts])
+    if embedder.is_sparse:
+        return embedder.sparse_vectors([first for (first,) in parts])
+    computed = embedder.joined(parts) if parts else np.empty((0, embedder.width), np.float32)
+    return stored(finished(computed, settings), settings.dtype)
+
+
 def embedded_blocks(
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     blocks: Iterable[list[InputText]],
     settings: EmbedSettings,
     executor: ExecutorSettings | None = None,
@@ -174,7 +201,7 @@ def embedded_blocks(
 
 
 def _embed_job(
-    loader: Callable[[], Embedder], fingerprint: str, block: list[InputText], settings: EmbedSettings
+    loader: Callable[[], AnyEmbedder], fingerprint: str, block: list[InputText], settings: EmbedSettings
 ) -> EmbeddedBlock:
     """`embed_block` on a worker.
 
@@ -191,7 +218,7 @@ def _embed_job(
     return embed_block(_loaded[fingerprint], block, settings)
 
 
-_loaded: dict[str, Embedder] = {}
+_loaded: dict[str, AnyEmbedder] = {}
 """A worker's models by fingerprint."""
 
 
@@ -205,10 +232,11 @@ class EmbeddedFile:
     cut: int
     windowed: int
     without_tokens: int
+    entries: int
 
 
 def embed_to_file(
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     texts: Iterable[InputText],
     out: Path,
     settings: EmbedSettings,
@@ -223,7 +251,7 @@ def embed_to_file(
     Args:
         embedder: the model.
         texts: read in bounded memory.
-        out: .npy, .parquet or .arrow.
+        out: .npy, .parquet or .arrow; for sparse vectors .jsonl or .npz.
         settings: how vectors are computed and stored.
         source: identity of the input, the same when a run is continued; None: the run cannot be continued.
         executor: computes the blocks, and says how many at a time; None: this process.
@@ -231,7 +259,8 @@ def embed_to_file(
         progress: the display.
 
     Raises:
-        UsageError: the file name has no known format, or --truncate exceeds the width.
+        UsageError: the file name has no known format, --truncate exceeds the width, or a setting is not one of sparse
+            vectors.
         DataError: see `embed_block`; or the texts are not those that the unfinished file began with.
         StoppedError: a signal arrived; the rows written so far are kept.
     """
@@ -244,10 +273,17 @@ def embed_to_file(
         "max_tokens": embedder.max_tokens,
         "source": None if source is None else dict(source),
     }
-    file = VectorFile(
-        out, STORED[settings.dtype], stored_width(settings.dtype, width), key, resumable=source is not None
-    )
-    counts = {name: int(file.notes.get(name, 0)) for name in ("cut", "windowed", "without_tokens")}
+    file: VectorFile | SparseVectorFile | TokenVectorFile
+    if isinstance(embedder, TokenEmbedder):
+        check_token_settings(settings)
+        file = TokenVectorFile(out, width, key, resumable=source is not None)
+    elif embedder.is_sparse:
+        check_sparse_settings(settings)
+        file = SparseVectorFile(out, words_of_vocabulary(embedder), key, resumable=source is not None)
+    else:
+        stored_as = STORED[settings.dtype], stored_width(settings.dtype, width)
+        file = VectorFile(out, *stored_as, key, resumable=source is not None)
+    counts = {name: int(file.notes.get(name, 0)) for name in ("cut", "windowed", "without_tokens", "entries")}
     seen = hashlib.blake2b(digest_size=16)
     waiting = iter(texts)
     if file.rows:

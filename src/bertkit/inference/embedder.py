@@ -169,6 +169,9 @@ class Embedder:
         """Whether a vector has a weight for each word of the vocabulary, most of them 0 (SPLADE)."""
         return is_sparse(self._model.pooling)
 
+    is_by_token = False
+    """Whether a text has a vector for each token; see token_embedder.py."""
+
     @property
     def normalises(self) -> bool:
         """Whether the model's own last step scales vectors to unit length."""

@@ -16,6 +16,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 import torch
+from scipy.sparse import csr_matrix
 
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, MissingColumnError, UsageError
@@ -26,6 +27,7 @@ from bertkit.inference.embedder import Embedder, TextSequence
 from bertkit.inference.independent_predictions import independent_outputs
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
+from bertkit.inference.sparse_vectors import words_of_vocabulary
 from bertkit.inference.token_embedder import TokenEmbedder
 from bertkit.models.files.hub import check_vocabulary, load_model
 from bertkit.models.files.model_files import encoder_directory, find_model
@@ -233,6 +235,11 @@ class Model:
         """The embedder's prompts."""
         return self._embedder.reading
 
+    @cached_property
+    def vocabulary_words(self) -> list[str]:
+        """The word of each number of a sparse vector (SPLADE)."""
+        return words_of_vocabulary(self._embedder)
+
     def sequences(self, texts: Sequence[str | Sequence[int]], prompt: str | None = None) -> list[TextSequence]:
         """The sequences of texts, or of token ids, as `vectors` reads them; see `Embedder.sequences`."""
         return self._embedder.sequences(texts, prompt)
@@ -240,6 +247,10 @@ class Model:
     def vectors(self, sequences: Sequence[TextSequence]) -> Float32Array:
         """The vector of each sequence, (N, E), in order; see `Embedder.vectors`."""
         return self._embedder.vectors(sequences)
+
+    def sparse_vectors(self, sequences: Sequence[TextSequence]) -> csr_matrix:
+        """The same of a SPLADE model as a sparse matrix; see `Embedder.sparse_vectors`."""
+        return self._embedder.sparse_vectors(sequences)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[dict[str, Any]]]:
         """The most probable tokens at each [MASK] of a text.

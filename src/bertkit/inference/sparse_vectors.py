@@ -1,7 +1,7 @@
-"""Sparse vectors (SPLADE) of a file of texts: the weights of words, as JSON Lines or as a scipy matrix.
+"""Sparse vectors (SPLADE): the weights of words, as JSON Lines or as a scipy matrix, written block by block.
 
 A line `{"id": ..., "vector": {word: weight}}` is what Anserini and Pyserini index (JsonVectorCollection). Sibling
-embed.py has dense vectors; the texts are the same blocks.
+vector_files.py has dense vectors.
 
 Shapes: N texts of a block, V vocabulary.
 """
@@ -9,51 +9,21 @@ Shapes: N texts of a block, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from scipy.sparse import csr_matrix, save_npz, vstack
+from scipy.sparse import csr_matrix, save_npz
 
 from bertkit.errors import UsageError
 from bertkit.files import replacing
-from bertkit.inference.embed import InputText, parts_of
 from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder
-from bertkit.progress import Progress, silent_progress
+from bertkit.inference.part_files import PartFiles
 
 SparseForm = Literal["jsonl", "npz"]
 SPARSE_FORMS: dict[str, SparseForm] = {".jsonl": "jsonl", ".npz": "npz"}
-
-
-@dataclass(frozen=True)
-class SparseBlock:
-    """The sparse vectors of some texts.
-
-    Attributes:
-        texts: in input order.
-        weight_NV: a weight for each word.
-        cut: number of texts whose end was not read.
-        without_tokens: number of texts without tokens; their vectors are zeros.
-    """
-
-    texts: list[InputText]
-    weight_NV: csr_matrix
-    cut: int
-    without_tokens: int
-
-    def documents(self, words: list[str]) -> Iterator[dict[str, Any]]:
-        """One JSON document per text, the greatest weights first; `words` are those of the vocabulary."""
-        matrix = self.weight_NV
-        for row, text in enumerate(self.texts):
-            part = slice(matrix.indptr[row], matrix.indptr[row + 1])
-            order = np.argsort(-matrix.data[part], kind="stable")
-            # The shortest decimals that give the same float32.
-            weights = matrix.data[part][order].astype("U").astype(np.float64).tolist()
-            numbers = matrix.indices[part][order].tolist()
-            yield {"id": text.id, "vector": {words[n]: weight for n, weight in zip(numbers, weights, strict=True)}}
 
 
 def check_sparse_settings(settings: EmbedSettings) -> None:
@@ -80,59 +50,63 @@ def words_of_vocabulary(embedder: Embedder) -> list[str]:
     return [embedder.tokenizer.token(n) if n < known else f"[{n}]" for n in range(embedder.width)]
 
 
-def sparse_block(embedder: Embedder, block: list[InputText], settings: EmbedSettings) -> SparseBlock:
-    """The vectors of a block.
+def weights_by_word(weight_NV: csr_matrix, words: list[str]) -> Iterator[dict[str, float]]:
+    """The weights of each text, the greatest first; `words` are those of the vocabulary."""
+    for row in range(weight_NV.shape[0]):
+        part = slice(weight_NV.indptr[row], weight_NV.indptr[row + 1])
+        order = np.argsort(-weight_NV.data[part], kind="stable")
+        # The shortest decimals that give the same float32.
+        weights = weight_NV.data[part][order].astype("U").astype(np.float64).tolist()
+        numbers = weight_NV.indices[part][order].tolist()
+        yield {words[n]: weight for n, weight in zip(numbers, weights, strict=True)}
 
-    Raises:
-        DataError: a text is too long and `long` is `error`, or a vector is not finite.
+
+def sparse_documents(ids: Sequence[str], weight_NV: csr_matrix, words: list[str]) -> Iterator[dict[str, Any]]:
+    """One JSON document per text."""
+    for name, vector in zip(ids, weights_by_word(weight_NV, words), strict=True):
+        yield {"id": name, "vector": vector}
+
+
+class SparseVectorFile(PartFiles):
+    """A file of sparse vectors that is being written: .jsonl, or .npz, which has no ids.
+
+    Args:
+        out: its final name.
+        words: of the vocabulary.
+        key: see `PartFiles`.
+        resumable: see `PartFiles`.
     """
-    sequences = [first for (first,) in parts_of(embedder, block, settings)]
-    return SparseBlock(
-        block,
-        embedder.sparse_vectors(sequences),
-        cut=sum(each.cut > 0 for each in sequences),
-        without_tokens=sum(not each.ids for each in sequences),
-    )
 
+    def __init__(self, out: Path, words: list[str], key: Mapping[str, Any], *, resumable: bool = True) -> None:
+        self.form = SPARSE_FORMS[out.suffix]
+        self._words = words
+        others = ["words", "counts"] if self.form == "npz" else []
+        super().__init__(out, key, others=others, resumable=resumable)
 
-@dataclass(frozen=True)
-class SparseFile:
-    """A finished file of sparse vectors: its rows, V, the words with a weight per text, and counts as in
-    `SparseBlock`."""
+    def append(self, ids: Sequence[str], weight_NV: csr_matrix, notes: Mapping[str, Any]) -> None:
+        """Write a block; `notes` are the information needed to continue."""
+        if self.form == "jsonl":
+            lines = (json.dumps(each, ensure_ascii=False) for each in sparse_documents(ids, weight_NV, self._words))
+            contents = {"": "".join(f"{line}\n" for line in lines).encode()}
+        else:
+            contents = {
+                "": weight_NV.data.astype(np.float32).tobytes(),
+                "words": weight_NV.indices.astype(np.int32).tobytes(),
+                "counts": np.diff(weight_NV.indptr).astype(np.int64).tobytes(),
+            }
+        self.write(weight_NV.shape[0], contents, notes)
 
-    count: int
-    width: int
-    mean_words: float
-    cut: int
-    without_tokens: int
-
-
-def sparse_to_file(
-    embedder: Embedder,
-    blocks: Iterable[list[InputText]],
-    out: Path,
-    settings: EmbedSettings,
-    *,
-    progress: Progress = silent_progress,
-) -> SparseFile:
-    """Write the vectors of all texts, in order, to .jsonl, or to .npz, which has no ids.
-
-    Raises:
-        DataError: see `sparse_block`.
-    """
-    words, matrices = words_of_vocabulary(embedder), [csr_matrix((0, embedder.width), dtype=np.float32)]
-    count = stored = cut = without = 0
-    with replacing(out) as file, progress("texts", unit="texts") as meter:
-        for block in blocks:
-            found = sparse_block(embedder, block, settings)
-            if SPARSE_FORMS[out.suffix] == "jsonl":
-                for document in found.documents(words):
-                    file.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
-            else:
-                matrices.append(found.weight_NV)
-            count, stored = count + len(block), stored + found.weight_NV.nnz
-            cut, without = cut + found.cut, without + found.without_tokens
-            meter.update(count)
-        if SPARSE_FORMS[out.suffix] == "npz":
-            save_npz(file, vstack(matrices, format="csr"))
-    return SparseFile(count, embedder.width, stored / max(1, count), cut, without)
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Give the complete file its name; neither format has metadata."""
+        if self.form == "jsonl":
+            self.rename()
+            return
+        with self.finishing(), replacing(self.out) as file:
+            count_N = np.fromfile(self.path("counts"), np.int64)
+            start_N = np.concatenate([[0], count_N.cumsum()])
+            # Memory maps: a corpus of sparse vectors may exceed the memory; numpy maps no empty files.
+            data, columns = (
+                np.memmap(path, dtype, "r") if start_N[-1] else np.empty(0, dtype)
+                for path, dtype in ((self.part, np.float32), (self.path("words"), np.int32))
+            )
+            save_npz(file, csr_matrix((data, columns, start_N), shape=(len(count_N), len(self._words))))

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ import torch
 from bertkit.arrays import Float32Array
 from bertkit.data.batch import batches_by_length
 from bertkit.errors import DataError, UsageError
+from bertkit.inference.embedder import Long, TooLongError
 from bertkit.inference.independent_batches import (
     SMALLEST_BATCH,
     each_on_one_thread,
@@ -66,6 +69,7 @@ class TokenEmbedder:
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens or model.max_tokens
         self.fingerprint = ""
+        self._loaded_by: Callable[[], TokenEmbedder] | None = None
         self._engine = replace(engine, bf16=False)
         self._model = model.to(engine.device).eval()
         interaction = model.interaction
@@ -103,8 +107,35 @@ class TokenEmbedder:
         }
         described = [weights_hash(inner), config_hash(inner), tokenizer.fingerprint, repr(model.after), maps]
         settings = [repr(model.interaction), model.max_tokens, repr(model.reading)]
+        found._loaded_by = partial(
+            cls.load, directory.resolve(), engine, name=name, max_tokens=max_tokens, offline=offline
+        )
         found.fingerprint = hashlib.sha256(json.dumps([*described, *settings]).encode()).hexdigest()
         return found
+
+    is_sparse = False
+    is_by_token = True
+    precision = "fp32"
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return self._engine.device.type
+
+    @cached_property
+    def width(self) -> int:
+        """E."""
+        return int(self.documents(["a"])[0].shape[1])
+
+    @property
+    def loader(self) -> Callable[[], TokenEmbedder]:
+        """A function that reads the same model again, in another process."""
+        assert self._loaded_by is not None, "of a model directory"
+        return self._loaded_by
+
+    def has_fingerprint(self, recorded: Any) -> bool:
+        """Whether this is the fingerprint of the model."""
+        return bool(recorded == self.fingerprint)
 
     @property
     def reading(self) -> TextReading:
@@ -118,6 +149,18 @@ class TokenEmbedder:
     def documents(self, texts: Sequence[str], prompt: str | None = None) -> list[Float32Array]:
         """The vectors of each document's scored tokens, (L, E); `prompt` replaces the model's."""
         return self.vectors(self.reader.documents(texts, prompt))
+
+    def parts(self, texts: Sequence[str], long: Long, prompt: str | None = None) -> list[list[TokenSequence]]:
+        """The sequence of each document.
+
+        Raises:
+            DataError: a text is too long and `long` is "error"; the message begins with the text's number.
+        """
+        sequences = self.reader.documents(texts, prompt)
+        for number, each in enumerate(sequences):
+            if each.cut and long == "error":
+                raise TooLongError(number, len(each.ids) + each.cut, len(each.ids))
+        return [[each] for each in sequences]
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """How well each text answers the query."""

@@ -92,6 +92,13 @@ def test_blank_lines_are_no_hits_and_count_in_the_ids(model: Path, tmp_path: Pat
     assert {hit["id"]: hit["text"] for hit in found["hits"]} == {"0": TEXTS[0], "2": TEXTS[1], "4": TEXTS[2]}
 
 
+def test_ids_are_those_of_a_corpus_in_the_layout_of_beir(model: Path, tmp_path: Path, bertkit: Command) -> None:
+    rows = [{"_id": f"d{number}", "title": "", "text": text} for number, text in enumerate(TEXTS[:3])]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    done = bertkit("search", "--model", model, "--corpus", tmp_path / "corpus.jsonl", "the fine cat", "--json")
+    assert {hit["id"] for hit in json.loads(done.stdout)[0]["hits"]} == {"d0", "d1", "d2"}
+
+
 @pytest.mark.parametrize("kind", ["exact", "ivf", "hnsw"])
 def test_every_kind_finds_what_a_search_of_all_finds(kind: Any, tmp_path: Path) -> None:
     generator = np.random.default_rng(3)
@@ -107,6 +114,16 @@ def test_every_kind_finds_what_a_search_of_all_finds(kind: Any, tmp_path: Path) 
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.tolist(), expected.tolist(), strict=True)])
     assert recall == 1.0 if kind == "exact" else recall > 0.9
     assert vectors.nearest(index, asked, 5000)[1].shape == (40, 2000)
+
+
+def test_a_query_visits_a_quarter_of_the_cells() -> None:
+    points = normalised(np.random.default_rng(0).normal(size=(12_000, 2)).astype(np.float32))
+    index = vectors.build(points, "ivf")
+    found = []
+    for probes in (None, 7, 1000):
+        vectors.set_probes(index, probes)
+        found.append(index.nprobe)
+    assert (index.nlist, found) == (300, [75, 7, 300])
 
 
 def test_the_kind_goes_by_size() -> None:
@@ -350,6 +367,22 @@ def test_negatives_are_near_and_not_right(built: TextIndex, embedder: Embedder) 
         ]
         expected = [TEXTS[n] for n in order[2:42] if cosine[number, n] <= positive - 0.001][:3]
         assert [text for text, _ in found] == expected
+
+
+def test_a_positive_of_several_anchors_is_embedded_once(
+    built: TextIndex, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [LabelledPair(TEXTS[number], TEXTS[20 + number % 2]) for number in range(6)]
+    right = {pair.anchor: {pair.positive} for pair in pairs}
+    settings = NegativeSettings(negatives=2, depth=40, margin=0.001)
+    alone = [found for pair in pairs for _, found in hard_negatives(built, embedder, [pair], right, settings)]
+    sizes: list[int] = []
+    encode = Embedder.encode
+    monkeypatch.setattr(
+        Embedder, "encode", lambda self, each, **how: (sizes.append(len(each)), encode(self, each, **how))[1]
+    )
+    assert [found for _, found in hard_negatives(built, embedder, pairs, right, settings)] == alone
+    assert sizes == [6, 2]
 
 
 def test_only_the_texts_that_can_be_negatives_are_read(

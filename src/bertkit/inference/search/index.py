@@ -7,6 +7,8 @@ to vectors of the same weights, config.json, pooling and tokenizer, so any other
     DIR/vectors.npy     float32, unit length; vectors.json once all are written
     DIR/vectors.faiss   for ivf and hnsw
     DIR/vectors.npz     in place of both, for sparse vectors (SPLADE): scipy's form of a sparse matrix
+    DIR/vectors.npy     of tokens (ColBERT): a row for each token; vectors.starts.npy has the first row of each text,
+                        vectors.cells.npz the cells of ivf
     DIR/texts.jsonl     id and text, one line each; texts.npy has the start of each line
     DIR/bm25.npz        with bm25.json, from the first hybrid search onwards
 """
@@ -26,18 +28,20 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from bertkit.arrays import Float32Array, save_array
+from bertkit.arrays import save_array
 from bertkit.errors import DataError, UsageError
 from bertkit.files import open_to_write, read_json, replacing, sha256_of, write_json
-from bertkit.inference.embed import LARGEST_BLOCK, InputText, KnownVectors, blocks_of, embed_to_file
+from bertkit.inference.embed import AnyEmbedder, InputText, KnownVectors, embed_to_file
 from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder
-from bertkit.inference.search import vectors
+from bertkit.inference.search import tokens, vectors
 from bertkit.inference.search.bm25 import Bm25
 from bertkit.inference.search.settings import IndexSettings
-from bertkit.inference.search.sparse import SparseIndex, check_sparse_index, dense_only
+from bertkit.inference.search.sparse import SparseIndex, check_sparse_index, read_sparse
+from bertkit.inference.search.tokens import TokenCells, TokenIndex
 from bertkit.inference.search.update import IndexedVectors, only_the_corpus_changed, recover, replacing_directory
-from bertkit.inference.sparse_vectors import sparse_to_file
+from bertkit.inference.token_embedder import TokenEmbedder
+from bertkit.inference.token_vectors import TokenVectors, check_token_settings
 from bertkit.inference.vector_types import finished
 from bertkit.models.sentence import TextReading
 from bertkit.progress import Progress, silent_progress
@@ -48,6 +52,7 @@ DESCRIPTION = "index.json"
 _VECTORS, _EMBEDDED, _FAISS = "vectors.npy", "vectors.json", "vectors.faiss"
 _TEXTS, _STARTS = "texts.jsonl", "texts.npy"
 _SPARSE, _SPARSE_KIND = "vectors.npz", "sparse"
+_CELLS = "vectors.cells.npz"
 _FORMAT = 1
 _ANEW = "delete the directory and build the index again"
 
@@ -89,14 +94,23 @@ class TextIndex:
         return bool(self.described["kind"] == _SPARSE_KIND)
 
     @property
+    def is_by_token(self) -> bool:
+        """Whether it has a vector for each token (ColBERT)."""
+        return "tokens" in self.described
+
+    @property
     def settings(self) -> IndexSettings:
         return IndexSettings.model_validate(self.described["settings"])
 
     @cached_property
-    def vectors(self) -> Float32Array:
-        """(N, E), a memory map."""
-        found: Float32Array = self._array(_VECTORS, (self.count, int(self.described["width"])))
-        return found
+    def vectors(self) -> Any:
+        """(N, E), a memory map; sparse ones are a scipy matrix, (N, V), those of tokens `TokenVectors`."""
+        width = int(self.described["width"])
+        if self.is_sparse:
+            return read_sparse(self.directory / _SPARSE, count=self.count, width=width)
+        if self.is_by_token:
+            return TokenVectors.read(self.directory / _VECTORS, count=self.count, width=width)
+        return self._array(_VECTORS, (self.count, width))
 
     def _array(self, name: str, shape: tuple[int, ...]) -> Any:
         """A memory map of a file.
@@ -115,10 +129,13 @@ class TextIndex:
 
     @cached_property
     def faiss(self) -> Any:
-        """FAISS's index, or a `SparseIndex`."""
+        """FAISS's index, a `SparseIndex` or a `TokenIndex`."""
         width = int(self.described["width"])
         if self.is_sparse:
-            return SparseIndex.read(self.directory / _SPARSE, count=self.count, width=width)
+            return SparseIndex(self.vectors)
+        if self.is_by_token:
+            has_cells = self.described["kind"] == "ivf"
+            return TokenIndex(self.vectors, TokenCells.read(self.directory / _CELLS) if has_cells else None)
         if self.described["kind"] == "exact":
             return vectors.build(self.vectors, "exact")
         return vectors.read(self.directory / _FAISS, count=self.count, width=width)
@@ -163,7 +180,7 @@ class TextIndex:
                 file.seek(int(self._starts[number]))
                 yield self._row(file.readline())
 
-    def check_model(self, embedder: Embedder) -> None:
+    def check_model(self, embedder: AnyEmbedder) -> None:
         """Refuse a model whose vectors are not comparable.
 
         Raises:
@@ -177,8 +194,10 @@ class TextIndex:
                 " build the index again"
             )
 
-    def query_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Any:
+    def query_vectors(self, embedder: AnyEmbedder, texts: Sequence[str]) -> Any:
         """The vectors of queries, computed like those of the texts, apart from the prompt."""
+        if isinstance(embedder, TokenEmbedder):
+            return embedder.queries(texts, self.settings.query_prompt)
         return self._vectors_of(embedder, texts, self.settings.query_prompt)
 
     def text_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Any:
@@ -206,13 +225,13 @@ def _is_description(described: Mapping[str, Any]) -> bool:
     )
 
 
-def embed_settings(settings: IndexSettings) -> EmbedSettings:
-    """The settings with which the vectors of an index are computed."""
+def embed_settings(settings: IndexSettings, *, is_sparse: bool = False) -> EmbedSettings:
+    """The settings with which the vectors of an index are computed; the weights of words are not scaled."""
     return EmbedSettings(
         truncate=settings.truncate,
         long=settings.long,
         max_length=settings.max_length,
-        normalise=True,
+        normalise=not is_sparse,
         prompt=settings.document_prompt,
     )
 
@@ -229,7 +248,7 @@ def build_index(
     directory: Path,
     corpus: Path,
     texts: Iterator[InputText],
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     settings: IndexSettings,
     *,
     read_as: Mapping[str, Any] = MappingProxyType({}),
@@ -257,6 +276,9 @@ def build_index(
         check_sparse_index(settings)
     else:
         vectors.faiss()
+    if isinstance(embedder, TokenEmbedder):
+        check_token_settings(embed_settings(settings))
+        tokens.kind_for(settings.kind, 0)  # refuses some, before anything is computed
     recover(directory)
     settings = _with_prompts(settings, embedder.reading)
     deciding = {
@@ -279,8 +301,6 @@ def build_index(
         if only_the_corpus_changed(differing):
             remedy = f"give --update to embed only the texts that it does not contain, or {remedy}"
         raise UsageError(f"--index {directory}: contains an index that differs in: {', '.join(differing)}; {remedy}")
-    if present.is_sparse:
-        raise dense_only("--update", embedder.name)
     known = IndexedVectors((text for _, text in present.texts()), lambda row: present.at([row])[0][1], present.vectors)
     with replacing_directory(directory) as new:
         _build(new, corpus, texts, deciding, embedder, settings, known=known, progress=progress)
@@ -293,7 +313,7 @@ def _build(
     corpus: Path,
     texts: Iterator[InputText],
     deciding: Mapping[str, Any],
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     settings: IndexSettings,
     *,
     known: KnownVectors | None = None,
@@ -318,41 +338,56 @@ def _build(
     if counts is None:
         described = {"path": str(corpus.resolve()), "sha256": deciding["corpus"], "blank_texts": False}
         with closing(_kept(texts, directory)) as kept:  # or a full disk would be reported once it is collected
-            if embedder.is_sparse:
-                blocks, own = blocks_of(kept, first=LARGEST_BLOCK), embed_settings(settings)
-                written: Any = sparse_to_file(embedder, blocks, directory / _SPARSE, own, progress=progress)
-            else:
-                written = embed_to_file(
-                    embedder,
-                    kept,
-                    directory / _VECTORS,
-                    embed_settings(settings),
-                    source=described,
-                    known=known,
-                    progress=progress,
-                )
+            written = embed_to_file(
+                embedder,
+                kept,
+                directory / (_SPARSE if embedder.is_sparse else _VECTORS),
+                embed_settings(settings, is_sparse=embedder.is_sparse),
+                source=described,
+                known=known,
+                progress=progress,
+            )
         if not written.count:
             raise DataError(f"{corpus}: contains no texts")
         counts = {"count": written.count, "width": written.width, "cut": written.cut}
+        if isinstance(embedder, TokenEmbedder):
+            counts["tokens"] = written.entries
         write_json(directory / _EMBEDDED, {**deciding, **counts})
-    kind: str = _SPARSE_KIND if embedder.is_sparse else vectors.kind_for(settings.kind, counts["count"])
-    if kind in ("ivf", "hnsw"):
-        made = vectors.build(np.load(directory / _VECTORS, mmap_mode="r"), kind, progress=progress)  # type: ignore[arg-type]  # one of these two
-        vectors.write(made, directory / _FAISS)
+    kind = _indexed(directory, counts, embedder, settings, progress)
     local = Path(embedder.name).expanduser()
     name = str(local.absolute()) if local.exists() else embedder.name
     write_json(directory / DESCRIPTION, {**deciding, **counts, "model": name, "kind": kind})
     return TextIndex.open(directory)
 
 
-def _differing(recorded: Mapping[str, Any], deciding: Mapping[str, Any], embedder: Embedder) -> list[str]:
+def _indexed(
+    directory: Path, counts: Mapping[str, int], embedder: AnyEmbedder, settings: IndexSettings, progress: Progress
+) -> str:
+    """Write what makes the search of the vectors faster, and return the kind of index."""
+    if embedder.is_sparse:
+        return _SPARSE_KIND
+    if isinstance(embedder, TokenEmbedder):
+        kind = tokens.kind_for(settings.kind, counts["tokens"])
+        if kind == "ivf":
+            found = TokenVectors.read(directory / _VECTORS, count=counts["count"], width=counts["width"])
+            TokenCells.of(found, progress=progress).save(directory / _CELLS)
+        return kind
+    kind = vectors.kind_for(settings.kind, counts["count"])
+    if kind in ("ivf", "hnsw"):
+        vectors.write(
+            vectors.build(np.load(directory / _VECTORS, mmap_mode="r"), kind, progress=progress), directory / _FAISS
+        )
+    return kind
+
+
+def _differing(recorded: Mapping[str, Any], deciding: Mapping[str, Any], embedder: AnyEmbedder) -> list[str]:
     """The names of what differs from a recorded index."""
     if embedder.has_fingerprint(recorded.get("fingerprint")):
         recorded = {**recorded, "fingerprint": deciding["fingerprint"]}
     return [key for key, value in deciding.items() if recorded.get(key) != value]
 
 
-def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: Embedder) -> dict[str, Any] | None:
+def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: AnyEmbedder) -> dict[str, Any] | None:
     """The counts if all vectors are written but their index is not; None if some are missing."""
     there = directory / (_SPARSE if embedder.is_sparse else _VECTORS)
     if not ((directory / _EMBEDDED).is_file() and there.is_file()):
@@ -360,7 +395,7 @@ def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: Embedder) 
     found = read_json(directory / _EMBEDDED)
     if _differing(found, deciding, embedder):
         return None
-    return {key: found[key] for key in ("count", "width", "cut")}
+    return {key: value for key, value in found.items() if key not in deciding}
 
 
 def _is_ours(directory: Path) -> bool:

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
+from bertkit.inference.embed import AnyEmbedder
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search.index import TextIndex
 from bertkit.inference.search.settings import NegativeSettings, PairSettings
-from bertkit.inference.search.sparse import dense_only
 from bertkit.inference.search.vectors import nearest, set_probes
 from bertkit.progress import Progress, silent_progress
 
@@ -28,8 +28,7 @@ def paraphrases(
     index: TextIndex, settings: PairSettings, *, probes: int | None = None, progress: Progress = silent_progress
 ) -> list[dict[str, Any]]:
     """The most similar pairs, best first: `{"score", "id1", "text1", "id2", "text2"}`, each pair once."""
-    if index.is_sparse:
-        raise dense_only("--pairs", str(index.described["model"]))
+    require_dense(index, str(index.described["model"]), "--pairs")
     set_probes(index.faiss, probes)
     best: list[tuple[float, int, int]] = []
     held: set[tuple[int, int]] = set()
@@ -59,6 +58,17 @@ def paraphrases(
     return found
 
 
+def require_dense(found: TextIndex | AnyEmbedder, name: str, what: str) -> None:
+    """Check that an index or a model has one dense vector per text.
+
+    Raises:
+        UsageError: it has others.
+    """
+    if found.is_sparse or found.is_by_token:
+        computes = "sparse ones (SPLADE)" if found.is_sparse else "one for each token (ColBERT)"
+        raise UsageError(f"{what}: is for dense vectors, but {name} computes {computes}; use a dense embedder")
+
+
 class LabelledPair(NamedTuple):
     """An anchor and a text that belongs to it."""
 
@@ -68,7 +78,7 @@ class LabelledPair(NamedTuple):
 
 def hard_negatives(
     index: TextIndex,
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     pairs: Iterable[LabelledPair],
     right: dict[str, set[str]],
     settings: NegativeSettings,
@@ -86,15 +96,16 @@ def hard_negatives(
         DataError: the model differs from the index's.
     """
     index.check_model(embedder)
-    if index.is_sparse:
-        raise dense_only("mine-negatives", embedder.name)
+    require_dense(embedder, embedder.name, "mine-negatives")
+    assert isinstance(embedder, Embedder)
     set_probes(index.faiss, None)
     waiting = iter(pairs)
     while block := list(islice(waiting, _BLOCK)):
         if not all(pair.anchor.strip() and pair.positive.strip() for pair in block):
             raise DataError("an anchor or a positive is empty; leave the pair out")
         anchors = index.query_vectors(embedder, [pair.anchor for pair in block])
-        positives = index.text_vectors(embedder, [pair.positive for pair in block])
+        different = {text: row for row, text in enumerate(dict.fromkeys(pair.positive for pair in block))}
+        positives = index.text_vectors(embedder, list(different))[[different[pair.positive] for pair in block]]
         limits = (anchors.astype(float) * positives).sum(axis=1) - settings.margin
         most = max(len(right.get(pair.anchor, ())) for pair in block) + 1
         scores, numbers = nearest(index.faiss, anchors, settings.skip + settings.depth + most)

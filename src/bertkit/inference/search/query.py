@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from bertkit.errors import DataError, UsageError
-from bertkit.inference.embedder import Embedder
+from bertkit.inference.embed import AnyEmbedder
 from bertkit.inference.predict import Predictor
 from bertkit.inference.search.index import TextIndex
 from bertkit.inference.search.settings import QuerySettings
@@ -89,7 +89,7 @@ def load_reranker(name: str, engine: Engine, *, offline: bool = False) -> Rerank
 
 def search(
     index: TextIndex,
-    embedder: Embedder,
+    embedder: AnyEmbedder,
     queries: Sequence[str],
     settings: QuerySettings,
     *,
@@ -97,8 +97,8 @@ def search(
 ) -> list[dict[str, Any]]:
     """The hits of each query: `{"query", "hits": [{"id", "text", "score"}]}`, best first.
 
-    The score is the cosine (of sparse vectors the dot product), the sum of reciprocal ranks of a hybrid search, or the
-    reranker's.
+    The score is the cosine (of sparse vectors the dot product, of token vectors MaxSim), the sum of reciprocal ranks of
+    a hybrid search, or the reranker's.
 
     Raises:
         DataError: the model differs from the index's.

@@ -53,8 +53,9 @@ class QuerySettings(Settings):
     probes: int | None = Field(
         None,
         ge=1,
-        description="Cells (ivf) or candidates (hnsw) that each query visits; more find more and take longer"
-        " (default: 64).",
+        description="Cells (ivf) or candidates (hnsw) that each query, or each of its token vectors, visits; more find"
+        " more and take longer (default: a quarter of the cells, at least 64; 64 candidates; 8 cells per token"
+        " vector).",
     )
     rerank_depth: int = Field(100, ge=1, description="Number of hits that the model of --rerank rescores.")
 

@@ -31,24 +31,6 @@ class SparseIndex:
         self.ntotal, self.width = weight_NV.shape
         self._weight_VN = csr_matrix(weight_NV.T)
 
-    @classmethod
-    def read(cls, path: Path, *, count: int, width: int) -> SparseIndex:
-        """Read a file of `count` vectors.
-
-        Raises:
-            DataError: it is damaged, or contains other vectors.
-        """
-        try:
-            found = cls(csr_matrix(load_npz(path)))
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-            raise DataError(f"{path}: is damaged ({error}); delete the directory and build the index again") from error
-        if (found.ntotal, found.width) != (count, width):
-            raise DataError(
-                f"{path}: contains {found.ntotal:,} vectors of {found.width} numbers, but the texts next to it have"
-                f" {count:,} of {width}; delete the directory and build the index again"
-            )
-        return found
-
     def search(self, query_QV: csr_matrix, count: int) -> tuple[Float32Array, Int64Array]:
         """Dot products and numbers of the nearest texts, (Q, K), nearest first; -1 if fewer share a word."""
         shape = (query_QV.shape[0], count)
@@ -57,6 +39,24 @@ class SparseIndex:
             numbers, scores = best_of((query_QV[[row]] @ self._weight_VN).toarray()[0], count)
             score_QK[row, : len(scores)], number_QK[row, : len(numbers)] = scores, numbers
         return score_QK, number_QK
+
+
+def read_sparse(path: Path, *, count: int, width: int) -> csr_matrix:
+    """Read a file of `count` sparse vectors.
+
+    Raises:
+        DataError: it is damaged, or contains other vectors.
+    """
+    try:
+        found = csr_matrix(load_npz(path))
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise DataError(f"{path}: is damaged ({error}); delete the directory and build the index again") from error
+    if found.shape != (count, width):
+        raise DataError(
+            f"{path}: contains {found.shape[0]:,} vectors of {found.shape[1]} numbers, but the texts next to it have"
+            f" {count:,} of {width}; delete the directory and build the index again"
+        )
+    return found
 
 
 def check_sparse_index(settings: IndexSettings) -> None:
@@ -72,8 +72,3 @@ def check_sparse_index(settings: IndexSettings) -> None:
     ]
     if given:
         raise UsageError(f"{', '.join(given)}: for dense vectors, but the model computes sparse ones; leave it out")
-
-
-def dense_only(what: str, model: str) -> UsageError:
-    """The error that `what` works only with the vectors of dense embedders."""
-    return UsageError(f"{what}: is for dense vectors, but {model} computes sparse ones (SPLADE); use a dense embedder")

@@ -12,10 +12,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-
-from bertkit.arrays import Float32Array
 
 
 class IndexedVectors:
@@ -25,23 +24,23 @@ class IndexedVectors:
         found: number of texts whose vectors were found.
     """
 
-    def __init__(self, texts: Iterable[str], text_at: Callable[[int], str], vectors_NE: Float32Array) -> None:
-        """`texts` has the text of each vector, in order; `text_at` returns one of them again."""
+    def __init__(self, texts: Iterable[str], text_at: Callable[[int], str], vectors_NE: Any) -> None:
+        """`texts` has the text of each vector, in order; `text_at` returns one of them again; the vectors are an array
+        or a sparse matrix."""
         self.found = 0
         self._text_at = text_at
         self._vectors_NE = vectors_NE
-        hash_N = np.fromiter(map(_hash, texts), dtype=np.uint64, count=len(vectors_NE))
+        hash_N = np.fromiter(map(_hash, texts), dtype=np.uint64, count=vectors_NE.shape[0])
         self._order_N = np.argsort(hash_N, kind="stable")
         self._hash_N = hash_N[self._order_N]
 
-    def __call__(self, text: str) -> Float32Array | None:
+    def __call__(self, text: str) -> Any:
         hashed = np.uint64(_hash(text))
         first, last = (int(np.searchsorted(self._hash_N, hashed, side)) for side in ("left", "right"))
         for row in map(int, self._order_N[first:last]):
             if self._text_at(row) == text:  # two texts can have one hash
                 self.found += 1
-                vector_E: Float32Array = self._vectors_NE[row]
-                return vector_E
+                return self._vectors_NE[row]
         return None
 
 

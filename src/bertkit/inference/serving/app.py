@@ -27,6 +27,7 @@ from bertkit.inference.serving.requests import (
     FillRequest,
     PredictRequest,
     RerankRequest,
+    SparseRequest,
 )
 from bertkit.inference.serving.served import ROUTES, ServedModel
 from bertkit.inference.serving.service import Service
@@ -139,6 +140,10 @@ def _add_answers(api: FastAPI, service: Service) -> None:
     @api.post("/v1/embeddings", summary="Vectors of texts, as in OpenAI's API", responses=_REFUSALS)
     async def embeddings(request: EmbeddingRequest) -> Response:
         return Response(await service.embeddings(request), media_type="application/json")
+
+    @api.post("/v1/sparse-embeddings", summary="Weights of words, from a SPLADE model", responses=_REFUSALS)
+    async def sparse_embeddings(request: SparseRequest) -> Response:
+        return Response(await service.sparse_embeddings(request), media_type="application/json")
 
     @api.post("/predict", summary="Labels, entities or answers, as from `bertkit predict`", responses=_REFUSALS)
     async def predict(request: PredictRequest) -> JSONResponse:

@@ -21,21 +21,26 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class EmbeddingRequest(_Body):
-    """Texts to embed, as OpenAI's clients send them."""
+class SparseRequest(_Body):
+    """Texts to embed with a model of sparse vectors."""
 
     model: _ModelName = None
     input: str | Annotated[list[str] | list[int] | list[list[int]], Field(min_length=1, max_length=_MOST)] = Field(
         description="A text, a list of texts, the token ids of one text without special tokens, or a list of these."
-    )
-    encoding_format: Literal["float", "base64"] = Field(
-        "float", description="float: a list of numbers per vector; base64: its little-endian float32 bytes."
     )
     prompt_name: str | None = Field(
         None,
         max_length=512,
         description="Name of one of the model's prompts, such as query, which is put before each text (default: the"
         " model's default prompt, if it has one).",
+    )
+
+
+class EmbeddingRequest(SparseRequest):
+    """Texts to embed, as OpenAI's clients send them."""
+
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="float: a list of numbers per vector; base64: its little-endian float32 bytes."
     )
     dimensions: int | None = Field(
         None,

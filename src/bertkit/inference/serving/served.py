@@ -25,9 +25,10 @@ from bertkit.tasks.choice import completed
 from bertkit.tasks.embedding.token_reader import TokenSequence
 from bertkit.tasks.examples import ChoiceExample, QuestionExample, SentenceExample, TaggedExample, TextExample
 
-Ability = Literal["embed", "predict", "rerank", "fill"]
+Ability = Literal["embed", "embed_sparse", "predict", "rerank", "fill"]
 ROUTES: dict[Ability, str] = {
     "embed": "/v1/embeddings",
+    "embed_sparse": "/v1/sparse-embeddings",
     "predict": "/predict",
     "rerank": "/rerank",
     "fill": "/fill",
@@ -70,18 +71,16 @@ class ServedModel:
 
         A directory of sentence-transformers gives vectors; a model with a task head gives predictions; one with a
         masked-LM head fills masks and gives vectors; any other model gives vectors. Models with vectors rerank by
-        cosine; models with a vector for each token (ColBERT) only rerank; models that predict a number, and were not
+        cosine, those with sparse vectors (SPLADE) by the dot product; models with a vector for each token (ColBERT)
+        only rerank; models that predict a number, and were not
         trained on single texts, rerank by the number of a pair.
 
         Raises:
             DataError: the model cannot be read.
-            UsageError: it computes sparse vectors.
         """
         if is_sparse_embedder(model.directory):
-            raise UsageError(
-                f"{name}: computes sparse vectors (SPLADE), which are not served; `bertkit embed` and `bertkit search`"
-                " compute them"
-            )
+            model.encode(["a"])  # as below
+            return cls(name, model, frozenset({"embed_sparse", "rerank"}))
         if is_token_encoder(model.directory):
             model.late_scores("a", ["a"])  # as below
             return cls(name, model, frozenset({"rerank"}))
@@ -182,7 +181,8 @@ class ServedModel:
         return [sum(next(counts) for _ in texts) + around[len(texts) - 1] for texts in sequences]
 
     def compute(self, kind: WorkKind, items: Sequence[Any]) -> list[Any]:
-        """One result per item: a vector, or a document of predictions or of filled masks.
+        """One result per item: a vector (if sparse, a matrix of one row), or a document of predictions or of filled
+        masks.
 
         Raises:
             DataError: the model cannot read an item.
@@ -193,6 +193,9 @@ class ServedModel:
         if kind.ability == "embed":
             sequences: Sequence[TextSequence] = items
             return list(self.model.vectors(sequences))
+        if kind.ability == "embed_sparse":
+            weight_NV = self.model.sparse_vectors(items)
+            return [weight_NV[[row]] for row in range(len(items))]
         if kind.ability == "fill":
             return [{"text": text, "masks": self.model.fill(text, top=kind.top or 5)} for text in items]
         return self.model.documents(apart(items), top=kind.top, independent=True)

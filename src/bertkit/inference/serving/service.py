@@ -16,15 +16,23 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.sparse import vstack
 
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.serving.batcher import Batcher, QueueFullError
 from bertkit.inference.serving.errors import RequestError
 from bertkit.inference.serving.metrics import ServerMetrics
-from bertkit.inference.serving.requests import EmbeddingRequest, FillRequest, PredictRequest, RerankRequest
+from bertkit.inference.serving.requests import (
+    EmbeddingRequest,
+    FillRequest,
+    PredictRequest,
+    RerankRequest,
+    SparseRequest,
+)
 from bertkit.inference.serving.served import ROUTES, Ability, ServedModel, Work, WorkKind, cosine
 from bertkit.inference.serving.settings import ServeSettings
+from bertkit.inference.sparse_vectors import weights_by_word
 from bertkit.models.late_interaction import score
 
 log = logging.getLogger(__name__)
@@ -76,14 +84,7 @@ class Service:
 
     async def embeddings(self, request: EmbeddingRequest) -> bytes:
         """The body of an answer in OpenAI's format."""
-        model = self._model(request.model, "embed")
-        given = request.input
-        is_one = isinstance(given, str) or isinstance(given[0], int)
-        texts: list[Any] = [given] if is_one else list(given)
-        if any(not text and not isinstance(text, str) for text in texts):
-            raise RequestError(422, "input: a list of token ids is empty", code="invalid_value", param="input")
-        make = partial(model.embed_work, prompt=_prompt(model, request.prompt_name))
-        work, vectors = await self._done(model, "embed", "input", texts, make)
+        model, work, vectors = await self._embedded(request, "embed")
         vectors_NE = np.stack(vectors)
         if request.dimensions is not None:
             vectors_NE = shortened(vectors_NE, request.dimensions)
@@ -92,6 +93,29 @@ class Service:
         if vectors_NE.size < _WRITTEN_APART:
             return embeddings_body(document, vectors_NE, as_base64=as_text)
         return await asyncio.to_thread(embeddings_body, document, vectors_NE, as_base64=as_text)
+
+    async def sparse_embeddings(self, request: SparseRequest) -> bytes:
+        """The body of an answer with the weights of words that `bertkit embed` prints."""
+        model, work, vectors = await self._embedded(request, "embed_sparse")
+
+        def written() -> bytes:
+            weights = weights_by_word(vstack(vectors, format="csr"), model.model.vocabulary_words)
+            data = [{"object": "embedding", "index": n, "vector": vector} for n, vector in enumerate(weights)]
+            document = {"object": "list", "data": data, "model": model.name, "usage": _usage(work)}
+            return json.dumps(document, separators=(",", ":")).encode()
+
+        return await asyncio.to_thread(written)
+
+    async def _embedded(self, request: SparseRequest, ability: Ability) -> tuple[ServedModel, Work, list[Any]]:
+        """The model of a request, its work and the vectors of its input."""
+        model = self._model(request.model, ability)
+        given = request.input
+        is_one = isinstance(given, str) or isinstance(given[0], int)
+        texts: list[Any] = [given] if is_one else list(given)
+        if any(not text and not isinstance(text, str) for text in texts):
+            raise RequestError(422, "input: a list of token ids is empty", code="invalid_value", param="input")
+        make = partial(model.embed_work, prompt=_prompt(model, request.prompt_name))
+        return model, *await self._done(model, ability, "input", texts, make)
 
     async def predictions(self, request: PredictRequest) -> dict[str, Any]:
         """The documents printed by `bertkit predict`."""
@@ -112,6 +136,10 @@ class Service:
             make = partial(model.ranking_work, place=_of_ranking)
             work, vectors = await self._done(model, "embed", "documents", texts, make, place=_of_ranking)
             scores = cosine(vectors[0], np.stack(vectors[1:]))
+        elif "embed_sparse" in model.abilities:
+            make = partial(model.ranking_work, place=_of_ranking)
+            work, vectors = await self._done(model, "embed_sparse", "documents", texts, make, place=_of_ranking)
+            scores = [float((vectors[0] @ each.T).sum()) for each in vectors[1:]]
         else:
             rows = [{"text": request.query, "text_pair": each} for each in documents]
             work, found = await self._done(model, "predict", "documents", rows, model.predict_work)
@@ -150,6 +178,9 @@ class Service:
         if name is None and len(able) == 1:
             return able[0]
         names = ", ".join(each.name for each in able) or "none of the served models"
+        if name is None and not able:
+            message = f"none of the served models answers {ROUTES[ability]}; /v1/models lists what each one answers"
+            raise RequestError(422, message, code="model_not_able", param="model")
         if name is None:
             raise RequestError(
                 422, f"model: is missing; {ROUTES[ability]} is answered by {names}", code="missing", param="model"
@@ -231,7 +262,7 @@ class Service:
                 code="too_many_tokens",
                 param=param,
             )
-        if ability in ("embed", "rerank") and self.settings.long == "error":
+        if ability in ("embed", "embed_sparse", "rerank") and self.settings.long == "error":
             for number, each in enumerate(work.items):
                 if each.cut:
                     whole = len(each.ids) + each.cut

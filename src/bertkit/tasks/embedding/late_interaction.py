@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.errors import UsageError
+from bertkit.files import write_text
 from bertkit.models.encoder import Encoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.late_interaction import (
@@ -44,6 +46,7 @@ from bertkit.tasks.embedding.task import METRICS_OF, TEXT_NUMBER, Embedding
 from bertkit.tasks.embedding.token_reader import TokenReader
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
+from bertkit.text.tokenizer_files import load_tokenizer
 
 SCORED = "scored"
 """Which tokens are scored."""
@@ -166,6 +169,17 @@ class LateInteractionTask(Embedding):
         length = min(max_tokens, self.interaction.document_length or max_tokens)
         interaction = replace(self.interaction, document_length=length)
         write_token_files(directory, weight_ED, interaction, max_tokens=max_tokens, reading=self.reading)
+        encoder = SequenceEncoder(load_tokenizer(directory), max_tokens=max_tokens)
+        register_markers(directory, TokenReader(encoder, interaction, self.reading).markers)
+
+
+def register_markers(directory: Path, markers: Sequence[str]) -> None:
+    """Make each marker a single token in a directory's tokenizer.json, as this project reads it; sentence-transformers
+    encodes a prompt like any text, and would split it."""
+    path = directory / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.add_special_tokens([tokenizers.AddedToken(each, special=True, normalized=False) for each in markers])
+    write_text(path, backend.to_str(pretty=True))
 
 
 def _bounds(batch: TaskBatch) -> tuple[Tensor, Tensor]:

@@ -79,6 +79,12 @@ class TokenReader:
                     f" {'embedding.late_interaction.query_length' if role == 'query' else 'data.max_length'}"
                 )
 
+    @property
+    def markers(self) -> list[str]:
+        """The entries of the vocabulary with which prompts begin, and which would be several tokens in a text."""
+        prompts = (self._reading.query_prompt, self._reading.document_prompt)
+        return [marker for prompt in prompts if (marker := self._marker(prompt))]
+
     def queries(self, texts: Sequence[str], prompt: str | None = None) -> list[TokenSequence]:
         """The sequences of queries; all their tokens are scored. `prompt` replaces the model's."""
         found = []
