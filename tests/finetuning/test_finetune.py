@@ -301,6 +301,8 @@ def test_a_method_trains_its_parameters_alone(place: Place, method: str) -> None
     else:
         assert {name.rsplit(".", 2)[-2] for name in encoder} == {"query", "value"}
         assert all(torch.linalg.matrix_rank(after[name] - before[name], atol=1e-5) <= 3 for name in encoder)
+    memory = [finetuning_plan(place.request(each))["memory_mb"] for each in (f"method={method}", "method={name: full}")]
+    assert memory[0] < memory[1] or "gradual" in method, "what is never trained has no gradients and moments"
 
 
 def test_the_rate_decays_from_layer_to_layer(place: Place) -> None:

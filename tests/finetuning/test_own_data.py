@@ -15,6 +15,7 @@ from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import _log_notes, build_task, load_examples
 from bertkit.finetuning.inputs import SplitSettings
+from bertkit.finetuning.label_counts import log_label_counts
 from bertkit.finetuning.own_data import read_own_split, with_split_hash
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
@@ -242,6 +243,12 @@ def test_the_command_line_reads_a_spreadsheets_export(place: Place, bertkit: Ber
     assert len(found) == 43
     assert [each["prediction"] is None for each in found] == [number == 5 for number in range(43)]
     assert "1 of 43 rows cannot be read; their prediction is null" in labelled.stderr
+
+
+def test_labels_that_differ_only_in_case_or_spaces_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    log_label_counts("mine", {"train": {"Very good": 3, "bad": 2, "very  good": 1}})
+    (warning,) = caplog.messages
+    assert warning == "mine: 'Very good', 'very  good' are different classes; if they mean the same, spell them alike"
 
 
 def test_notes_on_reading_say_whether_the_places_are_all(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,9 @@ from bertkit.metrics.modules import load_metric
 from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.tasks.base import Features, Prediction
+from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction
 from bertkit.tasks.classification import (
+    ENOUGH_TO_TUNE,
     Classification,
     MultiLabelClassification,
     Regression,
@@ -189,3 +192,28 @@ def test_f1_is_that_of_the_second_of_two_labels_whatever_their_names() -> None:
         UsageError, match=r"f1: is the F1 of the second of two labels, but the task has 3 labels; use macro_f1"
     ):
         three.check_additional(some)
+
+
+def test_scores_by_label_are_arrays_that_read_as_dictionaries() -> None:
+    names = ("b", "a", "c")
+    task = MultiLabelClassification(Labels(names), ("micro_f1",), TextSettings())
+    examples = [TextExample(str(number), "x", None, ("a",) * (number % 2)) for number in range(ENOUGH_TO_TUNE)]
+    logits = np.random.default_rng(0).normal(size=(ENOUGH_TO_TUNE, 3)).astype(np.float32)
+    found = task.predictions(
+        examples, FeatureWriter().finish(EncodedTokenCounts(0, 0, 0), labelled=False), list(logits)
+    )
+    plain = [replace(each, scores=dict(each.scores)) for each in found]
+    assert [each.to_json() for each in found] == [each.to_json() for each in plain]
+    assert list(found[0].scores) == list(names)
+    assert found == plain
+    assert pickle.loads(pickle.dumps(found)) == plain
+    with pytest.raises(KeyError):
+        found[0].scores["d"]
+    # A saved prediction has a dictionary, which may be in another order.
+    turned = [replace(each, scores=dict(reversed(list(each.scores.items())))) for each in found]
+    tuned = task.tune(found, examples)
+    assert tuned == task.tune(turned, examples)
+    assert [each.prediction for each in task.final(found, tuned)] == [
+        [name for name in names if each.scores[name] >= tuned["label_thresholds"][name]] for each in plain
+    ]
+    assert task.final(turned, tuned) == task.final(found, tuned)

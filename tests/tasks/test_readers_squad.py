@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bertkit.errors import DataError
 from bertkit.tasks.examples import Answer, QuestionExample
-from bertkit.tasks.readers import load_split, read_own
+from bertkit.tasks.readers import TableReadOptions, load_split, read_own
 from bertkit.tasks.readers.squad import EMPTY_ANSWER, LOST, OFFSET, UNANSWERED
 
 CONTEXT = "Ada Lovelace wrote it in 1843."
@@ -101,3 +103,39 @@ def test_what_is_not_json_is_named_with_its_place(tmp_path: Path) -> None:
     path.write_bytes(b'{"data": "\xff"}')
     with pytest.raises(DataError, match="not valid UTF-8 at byte offset 10"):
         read_own(path, "span")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_table_has_a_question_per_row(tmp_path: Path, ending: str) -> None:
+    """As the Hub's copies of SQuAD: a question without answers is impossible, one with null is not labelled."""
+    rows = [
+        {"id": "a", "answers": {"text": ["Ada", "1843"], "answer_start": [0, 25]}},
+        {"id": None, "answers": {"text": [], "answer_start": []}},
+        {"id": "c", "answers": None},
+        {"id": "d", "answers": {"text": ["ada"], "answer_start": [0]}},
+    ]
+    rows = [{**row, "context": CONTEXT, "question": "Who?"} for row in rows]
+    path = tmp_path / f"mine.{ending}"
+    if ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    found = read_own(path, "span")
+    assert found.examples == [
+        QuestionExample("a", "Who?", CONTEXT, (Answer("Ada", 0), Answer("1843", 25))),
+        QuestionExample("1", "Who?", CONTEXT, (), impossible=True),
+        QuestionExample("c", "Who?", CONTEXT, ()),
+    ]
+    assert found.notes == {OFFSET: 1, LOST: 1, UNANSWERED: 1}
+
+
+def test_bad_rows_of_questions_are_named_or_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    good = {"context": CONTEXT, "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    bad = {**good, "answers": {"text": ["Ada"], "answer_start": []}}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (good, bad, good)))
+    with pytest.raises(DataError, match=r"line 2, answers: 1 texts and 0 positions; expected as many; --skip-bad-rows"):
+        read_own(path, "span")
+    found = read_own(path, "span", reading=TableReadOptions(skip_bad_rows=True))
+    assert [each.id for each in found.examples] == ["0", "2"]
+    assert len(found.skipped) == 1

@@ -69,7 +69,9 @@ def test_a_column_that_is_not_there_is_named_with_the_near_ones(tmp_path: Path) 
 
 def test_a_column_unlike_all_that_are_there_names_its_option(tmp_path: Path) -> None:
     path = table(tmp_path / "mine.csv", [{"review": "a", "stars": "x"}])
-    with pytest.raises(DataError, match=r"no column 'text'; there are: 'review', 'stars'; name it with --text$"):
+    with pytest.raises(
+        DataError, match=r"[/\\]\w+\.csv: no column 'text'; there are: 'review', 'stars'; name it with --text$"
+    ):
         read_table(path)
     with pytest.raises(DataError, match=r"no column 'label'; there are: .*; name it with --label$"):
         read_table(path, text="review")
@@ -145,6 +147,44 @@ def test_sets_of_labels_are_written_in_three_ways(tmp_path: Path) -> None:
     assert found.examples == [TextExample("0", "a", None, ("joy", "fear"))]
 
 
+def test_a_set_of_labels_may_be_a_list_as_data_frames_write_it(tmp_path: Path) -> None:
+    cells = [str(["joy", "it's"]), "['fear']", '["joy"]', "[]"]
+    path = table(tmp_path / "m.csv", [{"text": "a", "label": each} for each in cells])
+    assert [each.label for each in read_table(path, kind="multi_label")] == [("joy", "it's"), ("fear",), ("joy",), ()]
+    with pytest.raises(DataError, match="begins like a JSON list"):  # an array of numpy, whose names are not separated
+        read_table(table(path, [{"text": "a", "label": "['joy' 'fear']"}]), kind="multi_label")
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_each_label_may_have_a_column_of_its_own(tmp_path: Path, ending: str) -> None:
+    values = [(1, 0, True), (0, 1.0, False), (0, 0, False), (None, None, None)]
+    rows = [{"text": "a", **dict(zip(("joy", "fear", "hope"), each, strict=True))} for each in values]
+    found = read_own(table(tmp_path / f"m.{ending}", rows), "multi_label", Columns(label="joy, fear,hope"))
+    assert [each.label for each in found.examples if isinstance(each, TextExample)] == [("joy", "hope"), ("fear",), ()]
+    assert found.notes == {NO_LABEL: 1}
+
+
+def test_a_column_of_one_label_has_only_zeros_and_ones(tmp_path: Path) -> None:
+    path = table(tmp_path / "m.csv", [{"text": "a", "joy": 1, "fear": -1}])
+    with pytest.raises(DataError, match=r"line 2, fear: '-1', expected 0 or 1"):
+        read_table(path, kind="multi_label", label="joy,fear")
+    with pytest.raises(DataError, match=r"m\.csv: no column 'hope'; there are: 'text', 'joy', 'fear'"):
+        read_table(path, kind="multi_label", label="joy,hope")
+    with pytest.raises(DataError, match="no column 'joy,fear'"):
+        read_table(path, label="joy,fear")
+
+
+def test_labels_joined_by_another_separator_are_noted(tmp_path: Path) -> None:
+    def notes(*cells: str) -> dict[str, int]:
+        path = table(tmp_path / "m.csv", [{"text": "a", "label": each} for each in cells])
+        return read_own(path, "multi_label").notes
+
+    (note,) = notes("joy, fear", "joy", "fear", "hope, joy", "hope")
+    assert "--set \"task.columns.separator=','\"" in note
+    assert not notes("joy, fear", "joy", "fear", "hope|joy")
+    assert not notes("Paris, Texas", "Paris, France", "Rome")  # splitting does not give fewer labels
+
+
 def test_a_file_without_labels_gives_none_and_of_a_mixed_one_those_without_are_left_out(tmp_path: Path) -> None:
     path = table(tmp_path / "mine.csv", [{"text": "a", "label": ""}, {"text": "b", "label": ""}])
     assert [each.label for each in read_table(path)] == [None, None]
@@ -218,7 +258,14 @@ def test_an_id_that_all_rows_share_is_numbered_in_one_pass(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
-        ("mine.xlsx", b"", UsageError, r"a table ends in \.csv, \.tsv, \.jsonl or \.parquet, not in '\.xlsx'"),
+        (
+            "mine.xlsx",
+            b"",
+            UsageError,
+            r"a table ends in \.csv, .* or \.parquet, not in '\.xlsx'; save the sheet as CSV",
+        ),
+        ("mine.json", b"[]", UsageError, r"not in '\.json'; write one JSON object per line, as \.jsonl"),
+        ("mine.conll", b"", UsageError, r"not in '\.conll'; words with tags are read with --kind tagging"),
         ("mine.csv", b"", DataError, "is empty"),
         ("mine.csv", b"text,label\n", DataError, "contains no examples"),
         ("mine.csv", b"text,text\na,b\n", DataError, "column 'text' occurs twice"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from bertkit.errors import DataError
 from bertkit.finetuning.data import Prepared, has_head, prepare
 from bertkit.finetuning.inputs import CustomTask, TaskEntry
 from bertkit.finetuning.own_data import with_split_hash
@@ -153,7 +154,17 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return json.dumps([parts, recipe.seed if self.data_depends_on_seed(recipe) else None], sort_keys=True)
 
     def prepare(self, recipe: FinetuneRecipe) -> Prepared:
-        """The data of a recipe of one task."""
+        """The data of a recipe of one task.
+
+        Raises:
+            DataError: data or model are missing or do not fit.
+        """
+        first = recipe.model or ""
+        if self.model is None and first.startswith("./runs/") and not Path(first).exists():
+            raise DataError(
+                f"model {first}: does not exist; {recipe.name} starts with the model of an earlier run: train that one"
+                f" first (with --run-dir {first.removeprefix('./')}), or give another model with --model"
+            )
         prepared = prepare(recipe, offline=self.offline)
         config, contents = read_config(prepared.model_directory)
         if recipe.new_head and not has_head(config, contents, prepared.spec.head):

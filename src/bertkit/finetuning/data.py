@@ -51,6 +51,7 @@ from bertkit.tasks.label_ids import class_weights
 from bertkit.tasks.readers import label_names, load_split
 from bertkit.tasks.readers.columns import NOT_IOB2
 from bertkit.tasks.readers.labels import label_order
+from bertkit.tasks.readers.squad import UNANSWERED
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer import Tokenizer
@@ -460,7 +461,9 @@ def encode_split(
         raise DataError(f"{split.source or name}: {error}") from error
     scored = features.labelled
     if must_be_scored and not scored:
-        raise DataError(f"{split.source or name}: the {name} split needs a label for every example")
+        first = "".join(split.named.get(UNANSWERED, ())[:1])
+        hint = first and f'; {first} has no answers: if its context contains none, add "is_impossible": true'
+        raise DataError(f"{split.source or name}: the {name} split needs a label for every example{hint}")
     account = features.account
     if account.examples_cut:
         log.info(

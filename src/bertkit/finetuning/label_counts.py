@@ -64,6 +64,12 @@ def log_label_counts(name: str, counts: Mapping[str, Mapping[str, int]]) -> None
                 " --na %s",
                 *(name, label, train[label], label),
             )
+    spellings: dict[str, list[str]] = {}
+    for label in train:
+        spellings.setdefault("".join(label.casefold().split()), []).append(repr(label))
+    for alike in spellings.values():
+        if len(alike) > 1:
+            log.warning("%s: %s are different classes; if they mean the same, spell them alike", name, _listed(alike))
 
 
 def in_words(counts: Mapping[str, int]) -> str:

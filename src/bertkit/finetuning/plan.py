@@ -6,6 +6,7 @@ Tokens and FLOPs are those of the real examples.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from bertkit.finetuning.label_counts import skipped_counts
 from bertkit.finetuning.loss_terms import projection_flops
 from bertkit.finetuning.methods.feature_store import FEATURE_BYTES
 from bertkit.finetuning.methods.features import FeatureBased
+from bertkit.finetuning.methods.frozen import Frozen, GradualUnfreezing
 from bertkit.finetuning.methods.lora import Lora
 from bertkit.finetuning.methods.setfit import Setfit
 from bertkit.finetuning.multitask import joined
@@ -68,7 +70,7 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
     that freezes the encoder costs less. For setfit they are those of the pairs of texts; for features those of the
     LSTM, and of the encoder's pass over the training texts, once if its features can be stored. Each setting of a grid
     is counted with its own epochs, batch size and method on the same texts; a run before it, on its own. The passes of
-    a teacher are counted and listed under `teacher`.
+    a teacher are counted and listed under `teacher`. Memory counts gradients and moments of what the method trains.
 
     Raises:
         UsageError: a group of parameters names none, or the method does not fit data or model.
@@ -98,6 +100,8 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         order = TaskOrder.of(each_recipe, own_data.prepared)
         own = order.steps(optimisation.epochs, optimisation.steps)
         each_recipe.method.check_steps(own)
+        for part in own_data.parts:
+            each_recipe.method.check_model(part.model)
         steps += own
         planned_runs.append(PlannedRun(each_recipe, own_data.prepared, own / order.steps_per_epoch))
         for part, each, count in zip(own_data.parts, order.orders, order.steps_by_task, strict=True):
@@ -171,7 +175,7 @@ def _check_groups(recipe: FinetuneRecipe, data: _PlannedData) -> None:
 def _largest_update(recipe: FinetuneRecipe, parts: Sequence[_TaskCost], engine: Engine) -> MemoryTerms:
     """Memory of the largest update, of the task that needs most."""
     optimizer, sequences = recipe.optimisation.optimizer, recipe.optimisation.batch_sequences
-    return max(
+    terms = max(
         (
             training_memory(
                 part.model,
@@ -189,6 +193,20 @@ def _largest_update(recipe: FinetuneRecipe, parts: Sequence[_TaskCost], engine: 
         ),
         key=lambda terms: sum(terms.values()),
     )
+    share = max(_trained_share(recipe, part.model) for part in parts)
+    return terms | {name: share * terms[name] for name in ("gradients", "optimizer")}
+
+
+def _trained_share(recipe: FinetuneRecipe, model: HeadedModel) -> float:
+    """The share of the parameters that have gradients and moments: of those that the last epoch trains."""
+    method = recipe.method
+    if not isinstance(method, Lora | Frozen | GradualUnfreezing):
+        return 1.0
+    with torch.device("meta"):
+        model = method.prepare(copy.deepcopy(model), recipe.seed)
+    method.set_trained(model, math.ceil(recipe.optimisation.epochs or 1) - 1)
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, is_trained in sizes if is_trained) / sum(size for size, _ in sizes)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from bertkit.inference.predict import Predictor
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample
+from bertkit.tasks.label_scores import plain_scores
 from bertkit.tasks.span import Span
 from bertkit.tasks.tagging import Tagging
 
@@ -189,7 +190,7 @@ def document_of(example: Item, prediction: Prediction, *, top: int | None = None
         scores = _greatest({str(number): share for number, share in enumerate(scores)}, top)
     elif top is not None and isinstance(scores, Mapping) and all(isinstance(each, float) for each in scores.values()):
         scores = _greatest(scores, top)
-    return found if scores is None else found | {"scores": scores}
+    return found if scores is None else found | {"scores": plain_scores(scores)}
 
 
 def _greatest(scores: Mapping[str, float], count: int) -> dict[str, float]:

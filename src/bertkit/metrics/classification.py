@@ -203,7 +203,8 @@ def indicators(
     check_aligned(predictions, references)
     if isinstance(predictions, np.ndarray) and isinstance(references, np.ndarray):
         for array in (predictions, references):
-            if array.ndim != 2 or array.shape != references.shape or not np.isin(array, (0, 1)).all():
+            binary = array.dtype.kind == "b" or np.isin(array, (0, 1)).all()
+            if array.ndim != 2 or array.shape != references.shape or not binary:
                 raise DataError(
                     f"label indicators of shapes {predictions.shape} and {references.shape}; expected two arrays of "
                     "the same shape (examples, labels) with only 0 and 1 (threshold probabilities first)"
@@ -232,9 +233,18 @@ class MultiLabel(Additive):
     def __init__(self, labels: Sequence[Any] | None = None) -> None:
         self.labels = labels
 
+    def parts(self, predicted_NC: BoolArray, gold_NC: BoolArray) -> list[BoolArray]:
+        """The parts of the rows."""
+        return [predicted_NC & gold_NC, predicted_NC, gold_NC]
+
     def rows(self, predictions: LabelSets, references: LabelSets) -> Float64Array:
-        predicted_NC, gold_NC = indicators(predictions, references, self.labels)
-        return np.concatenate([predicted_NC & gold_NC, predicted_NC, gold_NC], axis=1).astype(float)
+        parts = self.parts(*indicators(predictions, references, self.labels))
+        return np.concatenate(parts, axis=1).astype(float)
+
+    def score(self, predictions: LabelSets, references: LabelSets) -> float:
+        """See `Additive.score`; without the rows, which would take gigabytes with hundreds of labels."""
+        parts = self.parts(*indicators(predictions, references, self.labels))
+        return float(self.value(np.concatenate([part.sum(axis=0) for part in parts]).astype(float)))
 
 
 class MultiLabelMicroF1(MultiLabel):
@@ -256,11 +266,9 @@ class MultiLabelMacroF1(MultiLabel):
 
     name = "macro_f1"
 
-    def rows(self, predictions: LabelSets, references: LabelSets) -> Float64Array:
-        row_NK = super().rows(predictions, references)
-        _, predicted_NC, gold_NC = np.split(row_NK, 3, axis=1)
-        occurs_C = (predicted_NC + gold_NC).any(axis=0)
-        return np.concatenate([row_NK, np.broadcast_to(occurs_C, gold_NC.shape)], axis=1)
+    def parts(self, predicted_NC: BoolArray, gold_NC: BoolArray) -> list[BoolArray]:
+        occurs_C = (predicted_NC | gold_NC).any(axis=0)
+        return [*super().parts(predicted_NC, gold_NC), np.broadcast_to(occurs_C, gold_NC.shape)]
 
     def value(self, totals: Float64Array) -> Float64Array:
         right_C, predicted_C, gold_C, occurs_C = np.split(totals, 4, axis=-1)
@@ -287,5 +295,5 @@ def multi_label(predictions: LabelSets, references: LabelSets, labels: Sequence[
 
     `labels` lists all labels; by default macro F1 averages over those that occur (for arrays: over all columns).
     """
-    kinds = (MultiLabelMicroF1, MultiLabelMacroF1, SubsetAccuracy)
-    return {kind.name: kind(labels).score(predictions, references) for kind in kinds}
+    both = indicators(predictions, references, labels)
+    return {kind.name: kind().score(*both) for kind in (MultiLabelMicroF1, MultiLabelMacroF1, SubsetAccuracy)}

@@ -37,6 +37,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.label_scores import plain_scores
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """One line of predictions/TASK-SPLIT.jsonl."""
         found = {"id": self.id, "prediction": self.prediction}
-        return found if self.scores is None else found | {"scores": self.scores}
+        return found if self.scores is None else found | {"scores": plain_scores(self.scores)}
 
 
 class Task(ABC):

@@ -15,6 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -35,6 +36,7 @@ from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Pred
 from bertkit.tasks.encoding import Ids, SequenceEncoder, cut_longer, windows
 from bertkit.tasks.examples import TextExample
 from bertkit.tasks.label_ids import label_ids
+from bertkit.tasks.label_scores import LabelScores, score_rows
 
 LABEL = "label"
 TEMPERATURE, THRESHOLDS = "temperature", "label_thresholds"
@@ -120,6 +122,11 @@ class TextTask(Task):
         self.settings = settings
         self.positive = positive
         self.class_weight_K = None if class_weight_K is None else torch.from_numpy(class_weight_K)
+
+    @cached_property
+    def position_of(self) -> dict[str, int]:
+        """The position of each label's score."""
+        return {name: number for number, name in enumerate(self.labels.names)}
 
     def encode(self, examples: Sequence[TextExample], encoder: SequenceEncoder) -> Features:
         first = encoder.ids_in_turn(example.text for example in examples)
@@ -220,8 +227,7 @@ class Classification(TextTask):
         return (logits_IK.argmax(dim=-1) == target).sum()
 
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
-        probability_K = _softmax(logits_K)
-        scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
+        scores = LabelScores(self.position_of, _softmax(logits_K))
         return Prediction(example.id, self.labels.names[int(logits_K.argmax())], scores)
 
     def classes(self, value: str) -> frozenset[tuple[Hashable, ...]]:
@@ -256,21 +262,19 @@ class Classification(TextTask):
         """The same labels, with probabilities at the tuned temperature."""
         if TEMPERATURE not in tuned or not predictions:
             return list(predictions)
-        names = self.labels.names
-        probability_IK = at_temperature(
-            np.array([[each.scores[name] for name in names] for each in predictions]), float(tuned[TEMPERATURE])
-        )
-        rows = zip(predictions, probability_IK.tolist(), strict=True)
-        return [replace(each, scores=dict(zip(names, row, strict=True))) for each, row in rows]
+        scores = score_rows([each.scores for each in predictions], self.position_of)
+        probability_IK = at_temperature(scores, float(tuned[TEMPERATURE]))
+        rows = zip(predictions, probability_IK, strict=True)
+        return [replace(each, scores=LabelScores(self.position_of, row_K)) for each, row_K in rows]
 
     def probabilities(
         self, predictions: Sequence[Prediction], examples: Sequence[TextExample]
     ) -> tuple[Float64Array, Int64Array]:
         """Probabilities (I, K) and label ids (I) of the examples that have a label."""
         known = [pair for pair in zip(predictions, examples, strict=True) if pair[1].label is not None]
-        rows = [[each.scores[name] for name in self.labels.names] for each, _ in known]
+        rows = score_rows([each.scores for each, _ in known], self.position_of)
         labels = label_ids([(example.id, str(example.label)) for _, example in known], self.labels.names)
-        return np.array(rows, dtype=np.float64).reshape(-1, self.labels.count), labels
+        return rows, labels
 
 
 class VectorClassification(Classification):
@@ -308,9 +312,9 @@ class MultiLabelClassification(TextTask):
 
     def label_array(self, examples: Sequence[TextExample]) -> Float32Array:
         label_IK = np.zeros((len(examples), self.labels.count), dtype=np.float32)
-        for row_K, example in zip(label_IK, examples, strict=True):
-            assert isinstance(example.label, tuple)
-            row_K[label_ids([(example.id, name) for name in example.label], self.labels.names)] = 1.0
+        named = [(example.id, example.label if isinstance(example.label, tuple) else ()) for example in examples]
+        rows = np.repeat(np.arange(len(named)), [len(own) for _, own in named])
+        label_IK[rows, label_ids([(key, name) for key, own in named for name in own], self.labels.names)] = 1.0
         return label_IK
 
     def loss_sum(self, logits_IK: Tensor, target: Tensor) -> Tensor:
@@ -326,8 +330,11 @@ class MultiLabelClassification(TextTask):
 
     def prediction(self, example: TextExample, logits_K: NDArray[Any]) -> Prediction:
         probability_K = 1 / (1 + np.exp(-logits_K.astype(np.float64)))
-        scores = dict(zip(self.labels.names, probability_K.tolist(), strict=True))
-        return Prediction(example.id, [name for name, share in scores.items() if share >= _THRESHOLD], scores)
+        scores = LabelScores(self.position_of, probability_K)
+        return Prediction(example.id, self._names_of(probability_K >= _THRESHOLD), scores)
+
+    def _names_of(self, holds_K: NDArray[np.bool_]) -> list[str]:
+        return [self.labels.names[number] for number in np.flatnonzero(holds_K)]
 
     def tune(self, predictions: Sequence[Prediction], examples: Sequence[TextExample]) -> dict[str, Any]:
         """The threshold of each label with the best F1."""
@@ -339,10 +346,10 @@ class MultiLabelClassification(TextTask):
         if len(known) < ENOUGH_TO_TUNE:
             return {}
         found = {}
-        for name in self.labels.names:
+        rows_IK = score_rows([each.scores for each, _ in known], self.position_of)
+        for name, probability_I in zip(self.labels.names, rows_IK.T, strict=True):
             holds_I = np.array([name in own for _, own in known])
             enough = min(holds_I.sum(), (~holds_I).sum()) >= ENOUGH_OF_LABEL
-            probability_I = np.array([each.scores[name] for each, _ in known])
             found[name] = best_threshold(probability_I, holds_I) if enough else _THRESHOLD
         return {THRESHOLDS: found}
 
@@ -351,9 +358,11 @@ class MultiLabelClassification(TextTask):
         thresholds = tuned.get(THRESHOLDS)
         if thresholds is None:
             return list(predictions)
+        least_K = np.array([thresholds.get(name, _THRESHOLD) for name in self.labels.names])
+        rows_IK = score_rows([each.scores for each in predictions], self.position_of)
         return [
-            replace(each, prediction=[n for n, share in each.scores.items() if share >= thresholds.get(n, _THRESHOLD)])
-            for each in predictions
+            replace(each, prediction=self._names_of(row_K >= least_K))
+            for each, row_K in zip(predictions, rows_IK, strict=True)
         ]
 
     def classes(self, value: Sequence[str]) -> frozenset[tuple[Hashable, ...]]:

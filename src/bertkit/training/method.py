@@ -79,6 +79,13 @@ class Method(Settings):
             )
         return model
 
+    def check_model(self, model: HeadedModel) -> None:
+        """Check the method against a model without weights, which stays as it is: what `prepare` refuses, for a plan.
+
+        Raises:
+            UsageError: the method does not fit the model.
+        """
+
     def check_steps(self, steps: int) -> None:
         """Check the method against the length of a run, before its first update.
 

@@ -100,6 +100,7 @@ def fill(
                 *(f"{features.ids_T.size:,}", (store.size_bytes + wanted - max_bytes) / 1e9, max_bytes / 1e9),
             )
             continue
+        log.info("computing the features of %s tokens", f"{features.ids_T.size:,}")
         for items in prediction_batches(features, engine.micro_batch_tokens):
             batch = reader.with_global_tokens(features.batch(items).packed, model.head_names).to(engine.device)
             with engine.autocast():

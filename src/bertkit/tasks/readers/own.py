@@ -8,23 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.catalogue import Kind
-from bertkit.tasks.examples import ChoiceExample, Example, Split, TaggedExample
+from bertkit.tasks.examples import ChoiceExample, Split, TaggedExample
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
 from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
+from bertkit.tasks.readers.marked_text import ENTITIES, tagged_sentences
 from bertkit.tasks.readers.read_options import NO_LABEL_REASON, SkippedRows, TableReadOptions
 from bertkit.tasks.readers.sentences import read_sentences
-from bertkit.tasks.readers.squad import read_squad
+from bertkit.tasks.readers.squad import read_question_rows, read_squad
 from bertkit.tasks.readers.swag import ending_index, endings_in, is_lettered
-from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, read_texts, rows_or_bad
+from bertkit.tasks.readers.table import (
+    Columns,
+    is_absent,
+    label_columns,
+    label_name,
+    read_rows,
+    read_texts,
+    rows_or_bad,
+)
 from bertkit.text.lines import COMPRESSIONS
 
 _WORDS = ("words", "tokens")
 _TAGS = ("tags", "ner_tags")
+_ROWS = (".jsonl", ".parquet")
 
 
 def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: TableReadOptions | None = None) -> Split:
@@ -33,8 +44,9 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
     - classification, regression, multi_label: a table (`read_texts`).
     - choice: a table with context, optionally a question, endings, and the right one's number from 0 or letter from A.
     - embedding: a table of texts, pairs or triplets, or text with one sentence per line.
-    - tagging: `.jsonl` with a list of words and one of tags, `.conllu`, or else CoNLL columns.
-    - span: SQuAD's JSON.
+    - tagging: `.jsonl` or `.parquet` with lists of words and tags, or with texts and their entities as ranges of
+      characters; `.conllu`; or else CoNLL columns.
+    - span: SQuAD's JSON, or `.jsonl` or `.parquet` with a question per row.
     If some examples have a label, those without are left out and noted.
 
     Raises:
@@ -79,10 +91,12 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
 def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions) -> bool:
     """Whether any row of a table has a label; CoNLL columns always contain the tags."""
     assert columns.label is not None
-    if kind == "tagging" and _bare(path).suffix != ".jsonl":
+    if kind == "tagging" and _bare(path).suffix not in _ROWS:
         return True
     rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
-    names = _preferred(columns.label, "label", _TAGS) if kind == "tagging" else (columns.label,)
+    names = label_columns(columns.label, kind)
+    if kind == "tagging":
+        names = _preferred(columns.label, "label", (*_TAGS, *ENTITIES))
     return any(name in row for _, row in rows if row is not None for name in names)
 
 
@@ -91,8 +105,10 @@ def _bare(path: Path) -> Path:
 
 
 def _read_spans(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
-    reading.only(path)
     _refuse_group(path, columns, "questions about one context")
+    if _bare(path).suffix in _ROWS:
+        return read_question_rows(path, reading)
+    reading.only(path)
     return read_squad(path, encoding=reading.encoding)
 
 
@@ -106,40 +122,74 @@ def _refuse_group(path: Path, columns: Columns, instead: str) -> None:
 
 def _read_tagged(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     bare = _bare(path)
-    if bare.suffix == ".jsonl":
+    if bare.suffix in _ROWS:
         return _read_tagged_objects(path, columns, reading)
-    if bare.suffix in (".csv", ".parquet"):
-        raise UsageError(f"{path}: tags are read from CoNLL columns, .conllu or .jsonl, not from {bare.suffix}")
+    if bare.suffix in (".csv", ".json"):
+        raise UsageError(
+            f"{path}: tags are read from CoNLL columns, .conllu, .jsonl or .parquet, not from {bare.suffix}; one JSON"
+            ' object per line, {"words": [...], "tags": [...]} or {"text": T, "entities": [{"start", "end", "label"}]}'
+        )
     reading.only(path)
     _refuse_group(path, columns, "sentences of one document")
     return (read_conllu if bare.suffix == ".conllu" else read_conll)(path, encoding=reading.encoding)
 
 
 def _read_tagged_objects(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
-    """JSON Lines of `{"words": [...], "tags": [...]}`, or `tokens` and `ner_tags`, or as `columns` names them.
+    """Objects or rows of `words` and `tags`, or `tokens` and `ner_tags`, or `text` and `entities` (marked_text.py), or
+    as `columns` names them.
 
-    A field `document` (a name or number) groups sentences; they must be consecutive.
+    A field `document` (a name or number) groups sentences of words; they must be consecutive. A text is a document.
     """
     notes = Notes()
     documents: list[Any] = []
+    sentences: dict[int, list[int]] = {}  # of a document that is a text: the number of words of each sentence
 
     def example(record: dict[str, Any], name: str, where: str) -> TaggedExample:
-        words = _strings(field(record, _preferred(columns.text, "text", _WORDS), where), f"{where}, words")
-        tags: tuple[str, ...] | None = None
-        value = field(record, _preferred(columns.label, "label", _TAGS), where) if columns.label else None
-        if value is not None:
-            tags = _strings(value, f"{where}, tags")
-            if len(tags) != len(words):
-                raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag per word")
-        if not documents or documents[-1] != record.get("document"):
-            documents.append(record.get("document"))
-        return TaggedExample(name, words, tags, len(documents) - 1)
+        given = field(record, _preferred(columns.text, "text", _WORDS), where)
+        is_text = isinstance(given, str)
+        names = _preferred(columns.label, "label", ENTITIES if is_text else _TAGS) if columns.label else None
+        value = field(record, names, where) if names else None
+        if is_text or not documents or documents[-1] != record.get("document"):
+            documents.append(f"text {name}" if is_text else record.get("document"))
+        document = len(documents) - 1
+        if is_text:
+            found = tagged_sentences(given, value, name, where, notes)
+            sentences[document] = [len(each.words) for each in found]
+            words = tuple(word for each in found for word in each.words)
+            return TaggedExample(name, words, _joined([each.tags for each in found]), document)
+        words = _strings(given, f"{where}, words")
+        tags = None if value is None else _strings(value, f"{where}, tags")
+        if tags is not None and len(tags) != len(words):
+            raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag per word")
+        return TaggedExample(name, words, tags, document)
 
     found = read_rows(path, columns, reading, example, notes)
     examples = [each for each in found.examples if isinstance(each, TaggedExample)]
     examples = _in_iob2(examples, notes)
-    whole: list[Example] = [*(alone(examples) if documents == [None] else examples)]
-    return replace(found, examples=whole, named=notes.first)
+    examples = [*alone(examples)] if documents == [None] else examples
+    parts = [_cut(each, sentences.get(each.document, [len(each.words)])) for each in examples]
+    groups = [group for part, group in zip(parts, found.groups, strict=False) for _ in part]
+    return notes.split([each for part in parts for each in part], path, found.skipped, groups)
+
+
+def _joined(tags: list[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    return None if None in tags else tuple(tag for each in tags for tag in each or ())
+
+
+def _cut(example: TaggedExample, lengths: list[int]) -> list[TaggedExample]:
+    """The sentences of a text, with ids such as `7/0`; `7` if there is only one."""
+    if len(lengths) == 1:
+        return [example]
+    ends = [*accumulate(lengths)]
+    return [
+        TaggedExample(
+            f"{example.id}/{number}",
+            example.words[end - length : end],
+            None if example.tags is None else example.tags[end - length : end],
+            example.document,
+        )
+        for number, (end, length) in enumerate(zip(ends, lengths, strict=True))
+    ]
 
 
 def _preferred(named: str, default: str, usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Rajpurkar et al. 2016, arXiv:1606.05250 (1.1), and 2018, arXiv:1806.03822 (2.0: `is_impossible`). Plausible answers of
 impossible questions are not read. An answer that is not at its offset is dropped and noted, since its span would
-contain other words. A question that loses all its answers is dropped too.
+contain other words. A question that loses all its answers is dropped too. The Hub's copies have one row per question.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from bertkit.errors import DataError
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import Answer, QuestionExample, Split
 from bertkit.tasks.readers.common import Notes, field, json_file, kind_of, list_in, text_in
+from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
+from bertkit.tasks.readers.table import rows_or_bad
 
 OFFSET = "answers not at their offset (dropped)"
 EMPTY_ANSWER = "empty answers (dropped)"
@@ -39,6 +41,49 @@ def read_squad(path: Path, spec: TaskSpec | None = None, split: str = "train", *
                 if example is not None:
                     examples.append(example)
     return notes.split(examples, path)
+
+
+def read_question_rows(path: Path, reading: TableReadOptions) -> Split:
+    """Read JSON Lines or Parquet with a question per row: `context`, `question`, optionally `id`, and `answers` as in
+    the file of SQuAD, or `{"text": [...], "answer_start": [...]}`. A question with an empty list of answers is
+    impossible; without `answers`, or with null, they are not known.
+
+    Raises:
+        DataError: a row that cannot be read and is not left out.
+    """
+    notes, left_out = Notes(), SkippedRows(skip_bad=reading.skip_bad_rows)
+    examples: list[QuestionExample] = []
+    for number, (where, record) in enumerate(rows_or_bad(path, reading, left_out)):
+        if record is None:
+            continue
+        try:
+            context = text_in(field(record, "context", where), f"{where}, context")
+            example = _question(_item(record, str(number), where), context, where, notes)
+        except DataError as fault:
+            left_out.bad(where, fault)
+            continue
+        if example is not None:
+            examples.append(example)
+    left_out.check(len(examples))
+    for what, place in left_out.notes:
+        notes.add(what, place)
+    return notes.split(examples, path, left_out.rows)
+
+
+def _item(row: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """A row as a question in the file of SQuAD."""
+    item = {"id": name, **{key: value for key, value in row.items() if value is not None}}
+    answers = item.get("answers")
+    if isinstance(answers, dict):
+        texts, starts = (_column(answers, key, f"{where}, answers") for key in ("text", "answer_start"))
+        if len(texts) != len(starts):
+            raise DataError(f"{where}, answers: {len(texts)} texts and {len(starts)} positions; expected as many")
+        item["answers"] = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    return {"is_impossible": item.get("answers") == [], **item}
+
+
+def _column(answers: dict[str, Any], key: str, where: str) -> list[Any]:
+    return list_in(field(answers, key, where), f"{where}.{key}")
 
 
 def _question(item: dict[str, Any], context: str, place: str, notes: Notes) -> QuestionExample | None:

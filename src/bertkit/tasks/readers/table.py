@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from bertkit.errors import DataError, UsageError, first_line
+from bertkit.errors import DataError, MissingColumnError, UsageError, first_line
 from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, SentenceExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.common import (
+    NAMED,
     Notes,
     encodable,
     field,
@@ -40,7 +43,17 @@ Labelled = TypeVar("Labelled", TextExample, TaggedExample, ChoiceExample, Senten
 ROWS_AT_ONCE = 256
 """Rows read at once from a Parquet file, in which a value that is stored once may be the text of every row."""
 TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
+_OTHER_FORMATS = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "; save the sheet as CSV"),
+    ".json": "; write one JSON object per line, as .jsonl",
+    **dict.fromkeys((".conll", ".conllu", ".bio", ".iob"), "; words with tags are read with --kind tagging"),
+}
+"""What to do with files that are no such table."""
 QUOTED = "texts in quotes (read as part of the text; if they are not, reading.quoted=true)"
+_ONE, _ZERO = ("1", "1.0", "true"), ("0", "0.0", "false")
+_QUOTED_NAME = re.compile(r"""'[^'\\]*'|"[^"\\]*\"""")
+_PYTHON_LIST = re.compile(rf"\s*\[\s*(?:{_QUOTED_NAME.pattern})(?:\s*,\s*(?:{_QUOTED_NAME.pattern}))*\s*\]\s*")
+"""A list of names as Python prints it, in which data frames write lists to CSV."""
 
 
 class Columns(Settings):
@@ -48,7 +61,11 @@ class Columns(Settings):
 
     text: str = Field("text", description="Column of the text, of the words (tagging) or of the context (choice).")
     text_pair: str | None = Field(None, description="Column of the second text of a pair, or of the question (choice).")
-    label: str | None = Field("label", description="Column of the label, score or tags; null if there are none.")
+    label: str | None = Field(
+        "label",
+        description="Column of the label, score or tags; null if there are none. For multi_label also several columns"
+        " of 0 and 1, one per label: toxic,threat,insult.",
+    )
     endings: tuple[str, ...] = Field(
         ("endings",), description="A column of lists of endings, or one column per ending (choice)."
     )
@@ -78,8 +95,9 @@ class Columns(Settings):
 def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions | None = None) -> Split:
     """Read texts or pairs with labels (classification), scores (regression) or sets of labels (multi-label).
 
-    Labels are strings (1 becomes "1"); multi-label cells are `a|b`, a JSON list, or a list if the format has lists.
-    If some rows have a label, those without are left out and noted.
+    Labels are strings (1 becomes "1"); multi-label cells are `a|b`, a JSON list, a list as Python prints it, or a list
+    if the format has lists, or there is one column of 0 and 1 per label. If some rows have a label, those without are
+    left out and noted, and so are labels that another separator seems to join.
 
     Raises:
         UsageError: an unknown file ending.
@@ -88,6 +106,7 @@ def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReadOptio
     """
     reading = reading or TableReadOptions()
     notes, tabs = Notes(), _kind(path) == ".tsv"
+    sets: dict[str, str] = {}  # each different multi-label cell, and the id of its first row
 
     def example(record: dict[str, Any], name: str, where: str) -> TextExample:
         texts = [
@@ -95,14 +114,57 @@ def read_texts(path: Path, kind: Kind, columns: Columns, reading: TableReadOptio
             for each, option in ((columns.text, "--text"), (columns.text_pair, "--text-pair"))
             if each
         ]
-        value = None if columns.label is None else field(record, columns.label, where, "--label")
+        value = _label_value(record, kind, columns, where)
         absent = is_absent(value, kind, reading)
         label = None if absent else _label(value, kind, columns.separator, f"{where}, {columns.label}")
+        if kind == "multi_label" and isinstance(value, str):
+            sets.setdefault(value, name)
         if tabs and any(len(each) > 1 and each[0] == each[-1] == '"' for each in texts):
             notes.add(QUOTED, name)
         return TextExample(name, texts[0], texts[1] if columns.text_pair else None, label)
 
-    return read_rows(path, columns, reading, example, notes)
+    found = read_rows(path, columns, reading, example, notes)
+    return _with_note_of_separator(found, sets, columns.separator)
+
+
+def _with_note_of_separator(split: Split, sets: dict[str, str], separator: str) -> Split:
+    """The split, with a note if no cell contains the separator, but splitting at another one gives fewer labels."""
+    for other in (";", ","):
+        joined = [name for cell, name in sets.items() if other in cell and not cell.lstrip().startswith("[")]
+        parts = {part.strip() for cell in sets for part in cell.split(other)}
+        if joined and len(parts) < len(sets) and not any(separator in cell for cell in sets):
+            remedy = f"--set \"task.columns.separator='{other}'\""
+            what = f"labels that contain {other!r} (each is read as one label; {remedy} splits them)"
+            return replace(
+                split,
+                notes={**split.notes, what: len(joined)},
+                named={**split.named, what: tuple(joined[:NAMED])},
+            )
+    return split
+
+
+def label_columns(label: str, kind: Kind) -> tuple[str, ...]:
+    """The columns that `--label` may mean: the one of that name or, for multi_label, one per label."""
+    several = tuple(each.strip() for each in label.split(",")) if kind == "multi_label" and "," in label else ()
+    return (label, *several)
+
+
+def _label_value(record: dict[str, Any], kind: Kind, columns: Columns, where: str) -> Any:
+    """The label's value; of several columns, the list of those that are 1, or None if all are empty."""
+    if columns.label is None:
+        return None
+    single, *several = label_columns(columns.label, kind)
+    if single in record or not several:
+        return field(record, single, where, "--label")
+    values = {name: str(_or_empty(field(record, name, where, "--label"))).strip().lower() for name in several}
+    for name, value in values.items():
+        if value not in ("", *_ONE, *_ZERO):
+            raise DataError(f"{where}, {name}: {value!r:.60}, expected 0 or 1, as in a column of one label")
+    return [name for name, value in values.items() if value in _ONE] if any(values.values()) else None
+
+
+def _or_empty(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def read_rows(
@@ -133,6 +195,10 @@ def read_rows(
         try:
             made = example(record, row_id(record, columns, number, where), where)
             rows.append((where, made, "" if columns.group is None else _group(record, columns.group, where, reading)))
+        except MissingColumnError as fault:
+            if _kind(path) != ".jsonl":  # all rows have the columns of the first line
+                raise MissingColumnError(str(fault).replace(where, str(path), 1)) from fault
+            left_out.bad(where, fault)
         except DataError as fault:
             left_out.bad(where, fault)
     left_out.check(len(rows))
@@ -236,6 +302,7 @@ def _kind(path: Path) -> str:
     if bare.suffix.lower() not in TABLE_KINDS:
         raise UsageError(
             f"{path}: a table ends in {', '.join(TABLE_KINDS[:-1])} or {TABLE_KINDS[-1]}, not in {bare.suffix!r}"
+            f"{_OTHER_FORMATS.get(bare.suffix.lower(), '')}"
         )
     return bare.suffix.lower()
 
@@ -307,7 +374,9 @@ def label_name(value: Any, where: str) -> str:
 
 
 def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
-    if isinstance(value, str) and value.lstrip().startswith("["):
+    if isinstance(value, str) and _PYTHON_LIST.fullmatch(value):
+        value = [name[1:-1] for name in _QUOTED_NAME.findall(value)]
+    elif isinstance(value, str) and value.lstrip().startswith("["):
         value = parse_json(value, f"{where}: {value!r:.60} begins like a JSON list")
     names = value if isinstance(value, list) else [value] if not isinstance(value, str) else value.split(separator)
     labels = (label_name(name, where) for name in names)
