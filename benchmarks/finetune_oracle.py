@@ -5,7 +5,7 @@ dropout. One packs its sequences, the other pads them; only the order of float s
 
     python -m benchmarks.finetune_oracle --tasks DATA          200 steps of 16 RTE pairs of at most 128 tokens
 
-tests/jobs/finetuning/test_finetune_oracle.py runs it with smaller batches.
+tests/finetuning/test_finetune_oracle.py runs it with smaller batches.
 """
 
 from __future__ import annotations

@@ -283,10 +283,13 @@ def test_fewer_examples_are_drawn_by_the_seed(task_trainer: TaskTrainer) -> None
         ("{name: pruned, heads: 5}", "method.heads: 5 of 6 heads are 5; each of 2 layers keeps one, so at most 4"),
         ("{name: pruned, heads: 0.9}", "method.heads: 0.9 of 6 heads are 5"),
         ("{name: pruned, heads: {0: [0, 1, 2]}}", "layer 0 would have none of its 3 heads left"),
-        ("{name: pruned, heads: {0: [7]}}", "layer 0 has no head 7"),
+        ("{name: pruned, heads: {0: [7]}}", "method.heads: layer 0 has no head 7"),
         ("{name: pruned, heads: {4: [0]}}", "method.heads: layer 4 does not exist; the layers are 0, 1"),
         ("{name: pruned, layers: [0, 2]}", "method.layers"),
-        ("{name: pruned, layers: [1, 0]}", "in ascending order"),
+        (
+            "{name: pruned, layers: [1, 0]}",
+            "method.layers: [1, 0] of 2; expected numbers from 0 to 1 in ascending order",
+        ),
         ("{name: pruned, layers: frist, keep: 1}", "'first', 'last', 'uniform' or 'skip'"),
         ("{name: pruned, layers: last, keep: 3}", "from 1 to 2, found 3"),
         ("{name: pruned, layers: [0], keep: 1}", "keep works only with"),
@@ -297,12 +300,11 @@ def test_what_cannot_be_removed_is_refused_with_exit_code_2(
     bertkit: Bertkit, place: Place, tmp_path: Path, settings: str, warned: str
 ) -> None:
     data = ("--train", place.train, "--dev", place.dev, "--text", "review", "--label", "stars")
-    done = bertkit(
-        *("finetune", *data, "--model", place.model, "--run-dir", tmp_path / "run", "--max-steps", "1"),
-        *("--set", f"method={settings}"),
-    )
-    assert done.code == 2, done.stderr
-    assert warned in " ".join(done.stderr.split())
+    words = ["finetune", *data, "--model", place.model, "--max-steps", "1", "--set", f"method={settings}"]
+    for more in (("--plan",), ("--run-dir", tmp_path / "run")):
+        done = bertkit(*words, *more)
+        assert done.code == 2, done.stderr
+        assert warned in " ".join(done.stderr.split())
 
 
 def test_importance_without_data_is_refused(task_trainer: TaskTrainer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -229,9 +230,14 @@ def test_the_result_is_a_plain_model_that_loads_again_and_in_transformers(tmp_pa
     torch.testing.assert_close(ours, peer.eval()(torch.tensor([ids])).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_do_not_fall_into_blocks_and_shared_layers_are_refused() -> None:
+def test_layers_that_do_not_fall_into_blocks_and_shared_layers_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match="cannot be divided into 4 equal blocks"):
         Theseus(successors=4).prepare(model_of(6), seed=0)
+    with pytest.raises(UsageError, match="cannot be divided into 4 equal blocks"):
+        Theseus(successors=4).check_model(model_of(6))
+    with caplog.at_level(logging.WARNING):
+        Theseus(successors=2).check_model(model_of(2))
+    assert "the result is no smaller" in caplog.text
     config = AlbertConfig(**SIZES, embedding_size=12, num_hidden_layers=2)
     shared = HeadedModel(config.build(50), ("sequence_classification",), labels=LABELS)
     with pytest.raises(UsageError, match="theseus needs layers"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +12,12 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.plan import finetuning_plan
+from bertkit.finetuning.recipe import CustomTask
 from bertkit.models.conversion.pruning import prune_heads
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.labels import Labels
 from bertkit.text.tokenizer_files import load_tokenizer
-from tests.distillation.task_place import HEAD, Place
+from tests.distillation.task_place import COLUMNS, HEAD, Place
 from tests.tasks.tiny_kinds import write_kind
 from tests.tasks.tiny_task import tiny_tokenizer, write_model
 
@@ -26,9 +28,18 @@ class TestBadInput:
         with pytest.raises(DataError, match=r"has no head for classification.*bertkit finetune --task mood --model"):
             place.run(logits_only, teachers=[str(base)])
 
+    def test_an_embedding_task_of_the_command_line(self, place: Place, logits_only: str) -> None:
+        task = CustomTask(kind="embedding", train=str(place.train), dev=str(place.dev), columns=COLUMNS)
+        for request in (
+            place.request(logits_only, task=task),
+            replace(place.request(logits_only, task=task), overrides=()),
+        ):
+            with pytest.raises(UsageError, match=r"task: distil an embedding model with `bertkit finetune"):
+                request.requested()
+
     def test_a_teacher_with_other_labels(self, place: Place, logits_only: str) -> None:
         other = write_model(place.directory / "other", heads=(HEAD,), labels=Labels(("no", "yes")))
-        with pytest.raises(DataError, match=r"labels are no, yes, not bad, good"):
+        with pytest.raises(DataError, match=r"labels are no, yes, not bad, good; .*rename"):
             place.run(logits_only, teachers=[str(other)])
 
     @pytest.mark.parametrize("problem_type", ["regression", None])
@@ -81,10 +92,20 @@ class TestBadInput:
         ("override", "told"),
         [
             ("student={number: 3}", r"3 layers, but the teacher has only 2"),
-            ("student={layers: [0, 5]}", r"layers: \[0, 5\] for 2 of 2 layers"),
-            ("distillation=[{hidden_states: {layers: [[1, 7]]}}]", r"\[1, 7\] is out of range"),
-            ("distillation=[{attention: {layers: [[0, 0]]}}]", r"start from layer 1"),
-            ("distillation=[{hidden_states: {layers: skip}}]", r"leaves nothing to compare"),
+            ("student={layers: [0, 5]}", r"student\.layers: \[0, 5\] for 2 of 2 layers"),
+            ("student={layers: [1, 0]}", r"student\.layers: \[1, 0\]; .* ascending"),
+            (
+                "distillation=[{hidden_states: {layers: [[1, 7]]}}]",
+                r"distillation\.hidden_states\.layers: \[1, 7\] is out of range",
+            ),
+            (
+                "distillation=[{attention: {layers: [[0, 0]]}}]",
+                r"distillation\.attention\.layers: .* start from layer 1",
+            ),
+            (
+                "distillation=[{hidden_states: {layers: skip}}]",
+                r"distillation\.hidden_states\.layers: 'skip' leaves nothing to compare",
+            ),
         ],
     )
     def test_layers_that_are_not_there(self, place: Place, logits_only: str, override: str, told: str) -> None:

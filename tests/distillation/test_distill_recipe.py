@@ -149,6 +149,11 @@ def test_the_keys_say_what_a_student_is(student: str, kind: type, tmp_path: Path
         ),
         ("distillation: [labels]\nstudent: {number: 0}", "student.number: expected a value greater than or equal to 1"),
         ("distillation: [labels]\nstudent: {config: {family: bert, hiden_size: 3}}", "did you mean hidden_size"),
+        (
+            "distillation: [labels]\nstudent: {layers: last, nmber: 2}",
+            "student.nmber: unknown key; did you mean number",
+        ),
+        ("distillation: [labels]\nstudent: {config: {family: bert}, depth: 2}", "student.depth: unknown key"),
         ("distillation: [labels]\ntransfer: {file: x.csv}", "transfer: its examples have no labels"),
         ("distillation: [labels]\nteecher: x", "unknown key; did you mean teacher"),
         ("distillation: [labels]\nbefore: {set: {optimisation.epoch: 3}}", "did you mean epochs"),

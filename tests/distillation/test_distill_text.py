@@ -287,9 +287,15 @@ def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finishe
     [
         (["student.layers=[0, 4]"], r"student\.layers: \[0, 4\] for 2 of 4 layers; they are counted from 0 to 3"),
         (["student.layers=[0, 1, 2]"], r"for 2 of 4 layers.*; for 2 of its layers.*model=.num_hidden_layers: 2."),
-        (["model.num_hidden_layers=5", "student=null", "objective=[hidden_states]"], "maps a student of 5 layers"),
-        (["objective.cosine.layers=[[3, 4]]"], r"\[3, 4\] is out of range"),
-        (["model.hidden_size=12"], "cosine: the student's states have width 12, the teacher's 24"),
+        (
+            ["model.num_hidden_layers=5", "student=null", "objective=[hidden_states]"],
+            r"objective\.hidden_states\.layers: .* a student of 5 layers",
+        ),
+        (["objective.cosine.layers=[[3, 4]]"], r"objective\.cosine\.layers: \[3, 4\] is out of range"),
+        (
+            ["model.hidden_size=12"],
+            r"objective\.cosine\.projection: the student's states have width 12, the teacher's 24",
+        ),
         (["objective=[attention]", "model.num_attention_heads=2"], "the student has 2 heads per layer, the teacher 3"),
         (["objective.soft_targets.temperature=0"], r"objective\.soft_targets\.temperature: expected"),
         (
@@ -339,7 +345,9 @@ def test_attention_of_pruned_layers_is_refused_before_anything_is_done(classroom
     save_model(model, load_tokenizer(classroom.teacher), tmp_path / "pruned")
     run = tmp_path / "run"
     compared = "objective=[{{attention: {{layers: [[1, 2], [2, {}]]}}}}]"
-    with pytest.raises(UsageError, match=r"the student's layer 2 has 3, the teacher's layer 4 has 1"):
+    with pytest.raises(
+        UsageError, match=r"^objective\.attention: .* the student's layer 2 has 3, the teacher's layer 4 has 1"
+    ):
         job(classroom, run, "student=null", compared.format(4), teachers=[str(tmp_path / "pruned")])
     assert not run.exists()
     job(classroom, run, "student=null", compared.format(3), teachers=[str(tmp_path / "pruned")])
@@ -354,8 +362,9 @@ def test_a_missing_teacher_and_one_that_predicts_no_words_are_refused(classroom:
     with pytest.raises(UsageError, match="give --teacher MODEL"):
         classroom.request("none", teachers=()).requested()
     silent = write_model(BertConfig(num_hidden_layers=4, **SIZES), classroom.text, tmp_path / "silent", heads=())
-    with pytest.raises(DataError, match=r"soft_targets compares words, but this teacher has no masked-LM head"):
-        job(classroom, tmp_path, "student.head=false", teachers=[str(silent)])
+    told = r"silent: objective\.soft_targets compares words, but this teacher has no masked-LM head"
+    with pytest.raises(DataError, match=told):  # before the text is tokenised
+        classroom.request("none", "student.head=false", teachers=[str(silent)]).requested()
 
 
 def test_another_tokenizer_and_a_changed_teacher_are_refused(classroom: Classroom, tmp_path: Path) -> None:

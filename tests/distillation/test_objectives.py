@@ -80,7 +80,7 @@ def shapes_of(student: HeadedModel, teacher: HeadedModel) -> ShapePair:
 
 def terms_of(student: HeadedModel, objectives: list[Objective], *teachers: HeadedModel) -> TextDistillationTerms:
     shapes = shapes_of(student, teachers[0])
-    _, spec = specs_of([each.distilled for each in distillation_objectives(objectives)], shapes)
+    _, spec = specs_of([each.distilled for each in distillation_objectives(objectives)], shapes, key="objective")
     return TextDistillationTerms(objectives, student=student, teacher=Teacher(teachers, spec), shapes=shapes)
 
 

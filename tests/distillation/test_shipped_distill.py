@@ -30,7 +30,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "pkd-3": ("--set", "student.of=teacher"),
     "prune-heads": (),
     "qbert": ("--set", "method.groups=3"),
-    "theseus": ("--set", "method.successors=2"),
+    "theseus": (),
     "tinybert-task": (
         *("--student", "small", "--set", "augmentation=null"),
         *("--set", "before.set.optimisation.epochs=1", "--set", "before.set.optimisation.batch_sequences=5"),

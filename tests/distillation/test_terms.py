@@ -142,10 +142,10 @@ def test_patience_is_pkds_mean_over_layers_sequences_and_width(models: tuple[Hea
 @pytest.mark.parametrize(
     ("term", "message"),
     [
-        (HiddenStates(), "width 12, the teacher's 20"),
+        (HiddenStates(), r"^hidden_states\.projection: .* width 12, the teacher's 20"),
         (Cosine(), "projection: fit"),
-        (HiddenStates(projection="fit", layers=((3, 1),)), "out of range"),
-        (Attention(layers=((0, 1),)), "layer 0 is the embeddings"),
+        (HiddenStates(projection="fit", layers=((3, 1),)), r"^hidden_states\.layers: .* out of range"),
+        (Attention(layers=((0, 1),)), r"^attention\.layers: .*layer 0 is the embeddings"),
     ],
 )
 def test_terms_that_do_not_fit_the_models_are_refused(

@@ -313,6 +313,27 @@ def test_a_student_learns_the_vectors_of_a_wider_teacher(place: EmbeddingPlace, 
     assert "teacher" in json.loads((run.run.path / "run.json").read_text())["fingerprints"]
 
 
+def test_an_embedder_with_fewer_layers_learns_its_own_vectors(
+    place: EmbeddingPlace, finished: FinishedRun, tmp_path: Path
+) -> None:
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text, _ in reviews(40, 8)), encoding="utf-8")
+    given = {
+        "task": CustomTask(kind="embedding", train=str(tmp_path / "texts.txt"), dev="stsb"),
+        "data_dir": str(glue(tmp_path / "glue", place)),
+        "model": str(finished.run.model),
+    }
+    learns = ("embedding.loss={name: teacher_vectors}", f"embedding.teacher={finished.run.model}")
+    run = place.run(*learns, "method={name: pruned, layers: last, keep: 1}", run_dir=tmp_path / "run", **given)
+    assert run.results["pruned"]["layers_kept"] == [1]
+    whole, one = (json.loads((each.run.model / "config.json").read_text()) for each in (finished, run))
+    assert (whole["num_hidden_layers"], one["num_hidden_layers"]) == (2, 1)
+    texts = ["a good film", "a bad one"]
+    vectors = [bertkit.load(str(each.run.model)).encode(texts) for each in (finished, run)]
+    assert vectors[0].shape == vectors[1].shape
+    with pytest.raises(UsageError, match="the importance of every head is 0"):
+        place.run(*learns, "method={name: pruned, heads: 1}", run_dir=tmp_path / "heads", **given)
+
+
 def test_margins_of_a_cross_encoder(place: EmbeddingPlace, tmp_path: Path) -> None:
     rows = [text for text, _ in reviews(150, 3)]
     made = [{"a": rows[i], "p": rows[i + 1], "n": rows[i + 2]} for i in range(0, 147, 3)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from bertkit.models.families.nomic_bert import NomicBertConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.native import CompilerError
-from bertkit.training.cpu_memory import CACHED_PRIMITIVES, limit_primitive_cache
+from bertkit.training.cpu_memory import CACHED_PRIMITIVES, keep_freed_memory, limit_primitive_cache
 from bertkit.training.memory import peak_memory, training_memory
 from tests.training.tiny_run import write_text
 
@@ -155,6 +157,26 @@ def test_compiled_products_are_bounded_unless_the_environment_says_otherwise(mon
     limit_primitive_cache()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == str(CACHED_PRIMITIVES)
     assert os.environ["LRU_CACHE_CAPACITY"] == "7"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is the GNU C library's")
+@pytest.mark.parametrize(("highest", "threshold"), [(2**31 - 1, 1 << 28), (1 << 25, 1 << 25)], ids=["2.35", "2.34"])
+def test_the_c_library_keeps_blocks_up_to_the_highest_threshold_that_it_accepts(
+    highest: int, threshold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """glibc before 2.35 refuses a higher M_MMAP_THRESHOLD than HEAP_MAX_SIZE / 2 and returns 0."""
+    mmap, trim = -3, -1
+    accepted = {mmap: 128 * 1024}
+
+    def mallopt(parameter: int, value: int) -> int:
+        if parameter == mmap and value > highest:
+            return 0
+        accepted[parameter] = value
+        return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    keep_freed_memory()
+    assert accepted == {mmap: threshold, trim: 2**31 - 1}
 
 
 def test_a_real_runs_parameters_are_the_plans_and_its_memory_is_near(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bertkit.cli.completion import complete_recipe
 from bertkit.cli.console import console, duration, figure
 from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.generated_options import FromField, Options
@@ -40,7 +41,11 @@ if TYPE_CHECKING:
 
 RecipeOrNone = Annotated[
     str,
-    typer.Argument(metavar="RECIPE", help="Recipe of kind finetune: a YAML file, or the name of a shipped recipe."),
+    typer.Argument(
+        metavar="RECIPE",
+        help="Recipe of kind finetune: a YAML file, or the name of a shipped recipe.",
+        autocompletion=complete_recipe,
+    ),
 ]
 Model = Annotated[
     str | None,

@@ -93,7 +93,14 @@ def show_run(run: RunName, *, common: Output) -> None:
 def diff(
     a: Annotated[str, run_argument("RUN-A")],
     b: Annotated[str, run_argument("RUN-B")],
-    task: Annotated[str | None, option("--task", metavar="TASK", help="Compare only this task.")] = None,
+    task: Annotated[
+        str | None,
+        option(
+            "--task",
+            metavar="TASK",
+            help="Compare only this task; of minimal pairs, these paradigms, such as anaphor_*.",
+        ),
+    ] = None,
     split: Annotated[str | None, option("--split", metavar="SPLIT", help="Compare only this split.")] = None,
     metric: Annotated[
         str | None,
@@ -112,8 +119,8 @@ def diff(
 ) -> None:
     """Compare two runs by their saved predictions: paired bootstrap, agreement, and how their recipes differ.
 
-    Two evaluations of language models on the same text (`eval mlm`, `eval lm`) are compared text by text; two
-    pretraining runs by their settings, losses and held-out figures.
+    Two evaluations of language models are compared text by text (`eval mlm`, `lm`, `surprisal`) or pair by pair
+    (`eval blimp`); two pretraining runs by their settings, losses and held-out figures.
 
     Examples:
     `bertkit runs diff RUN OTHER-RUN`

@@ -15,6 +15,7 @@ Shapes: L layers, N heads of a layer.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,6 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from bertkit.arrays import Float64Array
 from bertkit.compression.head_importance import Heads, gated_score, head_importance, normalised_by_layer
 from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.data.random import Draw
@@ -133,14 +133,16 @@ class Pruned(Method):
         record = read_json(path) if path is not None and path.exists() else None
         kept = self._kept_layers(depth)
         if kept is not None:
-            model = keep_layers(model, kept)
+            with _of_method():
+                model = keep_layers(model, kept)
         pruned_before = sum(map(len, pruned_heads(model.encoder).values()))
         measured: dict[str, Any] = {}
         if self.heads is not None:
             chosen = self._named_heads(kept, depth) if record is None else _as_choice(record["heads"])
             if chosen is None:
                 chosen, measured = self._least_important(model, seed, data)
-            prune_heads(model, chosen)
+            with _of_method():
+                prune_heads(model, chosen)
         else:
             chosen = {}
         if self.magnitude is not None:
@@ -159,6 +161,20 @@ class Pruned(Method):
                 write_json(path, record)
         _log(record)
         return model
+
+    def check_model(self, model: HeadedModel) -> None:
+        depth = _depth(model)
+        kept = self._kept_layers(depth)
+        named = self._named_heads(kept, depth)
+        with _of_method(), torch.device("meta"):
+            model = copy.deepcopy(model) if kept is None else keep_layers(model, kept)
+            attentions = [] if self.heads is None else prunable_attentions(model.encoder)
+            if named is not None:
+                prune_heads(model, named)
+        if attentions and named is None:
+            self._count(sum(each.heads for each in attentions), len(attentions))
+        if self.magnitude is not None:
+            prunable_maps(model)
 
     @contextmanager
     def session(
@@ -230,10 +246,8 @@ class Pruned(Method):
         if self.layers is None:
             return None
         keep = (self.keep or (depth + 1) // 2) if isinstance(self.layers, str) else None
-        try:
+        with _of_method():
             return chosen_layers(self.layers, of=depth, keep=keep)
-        except UsageError as error:
-            raise UsageError(f"method.{error}") from error
 
     def _named_heads(self, kept: list[int] | None, depth: int) -> HeadChoice | None:
         """The heads named in the settings, by kept layer; None if importance decides.
@@ -255,21 +269,27 @@ class Pruned(Method):
         """The least important heads on the training examples, and what was measured.
 
         Raises:
-            UsageError: more heads are to be removed than is possible, or there are no data.
+            UsageError: more heads are to be removed than is possible, there are no data, or all heads are equal.
         """
         if data is None:
             raise UsageError("method.heads: importance needs training examples; list the heads as {layer: [heads]}")
-        prunable_attentions(model.encoder)
+        with _of_method():
+            prunable_attentions(model.encoder)
         # Previously pruned heads are temporarily zeros, so that all layers have equally many heads.
         pruned = restore_heads(model)
         measure = TrainingLoss(model, data, self._items(data.features.num_examples, seed))
         heads = Heads.of(model)
         importance_LN = head_importance(measure, heads)
+        if not importance_LN.any():
+            raise UsageError(
+                "method.heads: the importance of every head is 0: the training loss has no gradient at the initial"
+                " weights, as for a model that is its own teacher; list the heads as {layer: [heads]}"
+            )
         ranked_LN = normalised_by_layer(importance_LN) if self.normalise == "layer" else importance_LN
         present_LN = heads.all_on()
         for layer, numbers in pruned.items():
             present_LN[layer, list(numbers)] = 0
-        chosen = heads_to_prune(ranked_LN, present_LN, self._count(present_LN))
+        chosen = heads_to_prune(ranked_LN, present_LN, self._count(int(present_LN.sum()), len(present_LN)))
         after_LN = present_LN.copy()
         for layer, removed in chosen.items():
             after_LN[layer, list(removed)] = 0
@@ -285,9 +305,12 @@ class Pruned(Method):
         }
         return chosen, measured
 
-    def _count(self, present_LN: Float64Array) -> int:
-        """How many heads are removed."""
-        present, layers = int(present_LN.sum()), present_LN.shape[0]
+    def _count(self, present: int, layers: int) -> int:
+        """How many heads are removed.
+
+        Raises:
+            UsageError: a layer would have none left.
+        """
         assert isinstance(self.heads, int | float)
         count = max(1, round(self.heads * present)) if isinstance(self.heads, float) else self.heads
         if count > present - layers:
@@ -301,6 +324,15 @@ class Pruned(Method):
         if self.examples is None or self.examples >= items:
             return np.arange(items)
         return np.sort(Draw(seed, "pruned").permuted("examples", np.arange(self.examples), size=items))
+
+
+@contextmanager
+def _of_method() -> Iterator[None]:
+    """Errors name the section of the recipe; those of the model's conversion start with a key of the method."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"method.{error}") from error
 
 
 def _gradient_of_kept(part: nn.Linear) -> Any:

@@ -96,18 +96,21 @@ class QBert(QuantisationAwareTraining):
             raise ValueError(f"low_bits ({self.low_bits}) must be lower than high_bits ({self.high_bits})")
         return self
 
+    def check_model(self, model: HeadedModel) -> None:
+        if not layer_maps(model):
+            raise UsageError(
+                f"method.name: qbert sets the bits of each layer, but {model.encoder.config.model_type} has no layers"
+                " of its own; use q8bert"
+            )
+
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         """As in `Method`; mixed bits are measured on the training data.
 
         Raises:
             UsageError: the model has no layers of its own, or mixed bits are requested without data.
         """
+        self.check_model(model)
         layers = layer_maps(super().prepare(model, seed))
-        if not layers:
-            raise UsageError(
-                f"method.name: qbert sets the bits of each layer, but {model.encoder.config.model_type} has no layers"
-                " of its own; use q8bert"
-            )
         path = None if data is None or data.directory is None else data.directory / RECORD
         if path is not None and path.exists():
             record = read_json(path)

@@ -18,6 +18,7 @@ p = 1 the successors are fine-tuned alone.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ from bertkit.settings import UnreadKey
 from bertkit.tasks.base import TaskBatch
 from bertkit.training.gradients import Gradient, LossOf, TermScale, backward, detached, scaled_total
 from bertkit.training.method import Method, TrainingData
+
+log = logging.getLogger(__name__)
 
 _SUCCESSOR = ".successor."
 
@@ -73,6 +76,23 @@ class Theseus(Method):
 
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         model = super().prepare(model, seed)
+        encoder, layers, count = self._divided(model)
+        size = len(layers) // count
+        encoder.layers = nn.ModuleList(
+            Replaceable(number, layers[number * size : (number + 1) * size], copy.deepcopy(layers[number]))
+            for number in range(count)
+        )
+        return model
+
+    def check_model(self, model: HeadedModel) -> None:
+        self._divided(model)
+
+    def _divided(self, model: HeadedModel) -> tuple[BertStack, nn.ModuleList, int]:
+        """The encoder, its layers, and the number of blocks.
+
+        Raises:
+            UsageError: the layers cannot be replaced, or divided into so many blocks.
+        """
         encoder = model.encoder
         layers = getattr(encoder, "layers", None)
         if not isinstance(encoder, BertStack) or type(encoder)._through is not BertStack._through:
@@ -87,12 +107,13 @@ class Theseus(Method):
                 f"method.successors: {len(layers)} layers cannot be divided into {count} equal blocks; write a divisor"
                 f" of {len(layers)}"
             )
-        size = len(layers) // count
-        encoder.layers = nn.ModuleList(
-            Replaceable(number, layers[number * size : (number + 1) * size], copy.deepcopy(layers[number]))
-            for number in range(count)
-        )
-        return model
+        if count == len(layers):
+            log.warning(
+                "method.successors is %d, and the model has as many layers: the result is no smaller; write a smaller"
+                " divisor, or null for half",
+                count,
+            )
+        return encoder, layers, count
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
         """Enable gradients for the successors only."""

@@ -91,7 +91,7 @@ class TextDistillationTerms(ObjectiveTerms):
         self._words = [each for each in self.compared if isinstance(each, WordObjective)]
         self._vocab_size = teacher.models[0].encoder.vocab_size
         self._top_k = min(top_k, self._vocab_size - 1)
-        spec, _ = specs_of([each.distilled for each in self.compared], shapes)
+        spec, _ = specs_of([each.distilled for each in self.compared], shapes, key="objective")
         self._student = _StudentRecorder(student, spec)
 
     def losses(
@@ -194,7 +194,7 @@ class TaskDistillationTerms(TaskTerms):
         self.shapes = shapes
         own = {LABELS: labels_weight} if labels_weight else {}
         self.weights = own | {term.term: term.weight for term in self.terms}
-        spec, _ = specs_of(self.terms, shapes)
+        spec, _ = specs_of(self.terms, shapes, key="distillation")
         self._student = _StudentRecorder(student, spec)
         self._needs_logits = bool(own) or spec.logits
         self._last: tuple[TaskBatch, Activations] | None = None

@@ -41,7 +41,7 @@ def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
     if recipe.has_own_vocabulary:
         planned, vocab_size = planned_trained_teacher(recipe, load_trained_teacher(files)), None
     else:
-        teachers = load_teachers(recipe, files)
+        teachers = load_teachers(files)
         planned, vocab_size = planned_text_teacher(recipe, teachers), teachers[0].encoder.vocab_size
     plan = pretraining_plan(recipe, vocab_size=vocab_size, teacher=planned)
     return plan | {"layers": term_rows(recipe, text_shapes(recipe, files))}
@@ -95,7 +95,7 @@ def planned_task_teacher(runs: Sequence[PlannedRun]) -> PlannedTeacher:
             continue
         encoded = taught.train if taught.teacher_train is None else taught.teacher_train
         sizes = sizes_of(np.diff(encoded.features.starts_S1))
-        _, spec = specs_of(recipe.terms, taught.shapes)
+        _, spec = specs_of(recipe.terms, taught.shapes, key="distillation")
         teacher = Teacher(models, spec)
         pass_flops = sum(step_flops(each, **sizes, predictions=0) for each in models)
         if not spec.has_layers:

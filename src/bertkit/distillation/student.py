@@ -139,7 +139,7 @@ def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
     """Which of the teacher's layers are kept, from 0.
 
     Raises:
-        UsageError: a layer that does not exist, or too many layers.
+        UsageError: a layer that does not exist, too many layers, or an order that does not ascend.
     """
     depth = int(teacher.model_dump().get("num_hidden_layers", 0))
     if student.layers == "all":
@@ -147,7 +147,13 @@ def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
     keep = student.number or (max(1, depth // 2) if isinstance(student.layers, str) else None)
     if keep is not None and keep > depth:
         raise UsageError(f"student.number: {keep} layers, but the teacher has only {depth}; write a smaller number")
-    return chosen_layers(student.layers, of=depth, keep=keep)
+    try:
+        found = chosen_layers(student.layers, of=depth, keep=keep)
+    except UsageError as error:
+        raise UsageError(f"student.{error}") from error
+    if found != sorted(set(found)):
+        raise UsageError(f"student.layers: {found}; the teacher's layers keep their order: write each once, ascending")
+    return found
 
 
 def from_teacher_layers(

@@ -137,16 +137,17 @@ _STUDENTS = {GivenModel: "model", NewModel: "config", BilstmStudent: "family"}
 
 
 def _student_kind(student: Any) -> str:
-    """The key that decides the kind of student; `layers` if it has none of these keys."""
-    if isinstance(student, dict):
-        return next((key for key in _STUDENTS.values() if key in student), "layers")
-    return next((key for kind, key in _STUDENTS.items() if isinstance(student, kind)), "layers")
+    """The tag of the kind of student, which unlike its key is not in the data: an error lists both in its location."""
+    for kind, key in _STUDENTS.items():
+        if key in student if isinstance(student, dict) else isinstance(student, kind):
+            return f"<{key}>"
+    return "<layers>"
 
 
 AnyStudent = Annotated[
-    Annotated[TeacherLayers, Tag("layers")]
-    | Annotated[GivenModel, Tag("model")]
-    | Annotated[NewModel, Tag("config")]
-    | Annotated[BilstmStudent, Tag("family")],
+    Annotated[TeacherLayers, Tag("<layers>")]
+    | Annotated[GivenModel, Tag("<model>")]
+    | Annotated[NewModel, Tag("<config>")]
+    | Annotated[BilstmStudent, Tag("<family>")],
     Discriminator(_student_kind),
 ]

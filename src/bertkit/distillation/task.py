@@ -125,7 +125,7 @@ class TaskDistiller(TeacherCost, Finetuner):
         assert isinstance(distilled, DistilledTask)
         models = [model.to(self.engine.device) for model in distilled.teachers]
         if terms:
-            _, spec = specs_of(terms, distilled.shapes)
+            _, spec = specs_of(terms, distilled.shapes, key="distillation")
             self.teacher = Teacher(models, spec)
         return TaskDistillationTerms(
             distilled.task,

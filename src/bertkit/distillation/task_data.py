@@ -152,6 +152,11 @@ class _Preparation(Preparation):
             order = self.teacher.labels.order_of(names, source=f"teacher: {self.teacher.names[0]}")
         except ValueError as error:
             raise DataError(f"teacher: {self.teacher.names[0]}: {error}") from error
+        except DataError as error:
+            raise DataError(
+                f"{error}; teacher and data need the same labels: rename those of the data, or fine-tune the teacher on"
+                " the data"
+            ) from error
         by_logit = dict(zip(order, names, strict=True))
         return tuple(by_logit[number] for number in range(len(names)))
 
@@ -268,4 +273,4 @@ def _check_layers(recipe: DistillRecipe, taught: DistillationData) -> None:
         return
     shapes = taught.shapes
     if shapes.student.layers and shapes.teacher.layers:
-        specs_of(recipe.terms, shapes)
+        specs_of(recipe.terms, shapes, key="distillation")

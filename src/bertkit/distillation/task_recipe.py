@@ -159,7 +159,7 @@ def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
     """The recipe with the task's settings filled in where it has none.
 
     Raises:
-        UsageError: it names no teacher, no student, or not exactly one task.
+        UsageError: it names no teacher, no student, or not exactly one task, or vectors are to be trained.
     """
     if TO_BE_GIVEN in recipe.teachers:
         raise UsageError("teacher: none is named; give --teacher MODEL, a model that was fine-tuned on the task")
@@ -176,6 +176,11 @@ def resolved_distillation(recipe: DistillRecipe) -> DistillRecipe:
     if len(recipe.specs) > 1:
         names = ", ".join(spec.name for spec in recipe.specs)
         raise UsageError(f"task: a student is distilled on one task at a time, not on {names}; give --task TASK")
+    if recipe.spec.kind == "embedding":  # a task of the command line is added after validation
+        raise UsageError(
+            "task: distil an embedding model with `bertkit finetune --loss teacher_vectors --set"
+            " embedding.teacher=MODEL`; the recipe static-embeddings makes a table of token vectors"
+        )
     recipe_before(recipe)  # its errors are reported before anything is trained
     return with_task_settings(recipe)
 

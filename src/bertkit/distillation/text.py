@@ -27,7 +27,7 @@ from bertkit.distillation.objectives import (
 )
 from bertkit.distillation.student import init_from_teacher
 from bertkit.distillation.student_trainer import StudentTrainer
-from bertkit.distillation.teacher import WORDS_HEAD, Teacher
+from bertkit.distillation.teacher import Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import TeacherFiles, cache_identity
 from bertkit.distillation.terms import ShapePair, add_projections, specs_of
@@ -65,7 +65,7 @@ class TextDistiller(TeacherCost, StudentTrainer):
         self, recipe: DistillTextRecipe, shards: TokenShards, run: RunDirectory, *, cache: Path, teacher: TeacherFiles
     ) -> None:
         self.files = teacher
-        self.teachers = [model.eval().requires_grad_(False) for model in load_teachers(recipe, teacher)]
+        self.teachers = [model.eval().requires_grad_(False) for model in load_teachers(teacher)]
         self.shapes = text_shapes(recipe, teacher)
         self._cache_root = cache
         self._caches: dict[str, RecordCache] = {}
@@ -85,7 +85,7 @@ class TextDistiller(TeacherCost, StudentTrainer):
         compared = distillation_objectives(stage_run.objectives)
         if not compared:
             return super().new_terms(stage_run)
-        _, spec = specs_of([each.distilled for each in compared], self.shapes)
+        _, spec = specs_of([each.distilled for each in compared], self.shapes, key="objective")
         settings = self.student_recipe.teacher_store
         return TextDistillationTerms(
             stage_run.objectives,
@@ -196,24 +196,14 @@ def text_shapes(recipe: DistillTextRecipe, teacher: TeacherFiles, *, offline: bo
     return ShapePair(ModelShape.from_config(recipe.model, pruned), teacher.shape)
 
 
-def load_teachers(recipe: DistillTextRecipe, files: TeacherFiles) -> list[HeadedModel]:
+def load_teachers(files: TeacherFiles) -> list[HeadedModel]:
     """The teacher's models with all their heads.
 
     Raises:
-        DataError: words are compared, but a model has no masked-LM head; a tokenizer does not fit its model's table,
-            or the tables have different numbers of rows.
+        DataError: a tokenizer does not fit its model's table, or the tables have different numbers of rows.
     """
     models = files.load()
-    comparing = [
-        each.term for stage in stages_of(recipe) for each in stage.recipe.objectives if isinstance(each, WordObjective)
-    ]
     for model, directory in zip(models, files.directories, strict=True):
-        if comparing and WORDS_HEAD not in model.head_names:
-            raise DataError(
-                f"{directory}: objective.{comparing[0]} compares words, but this teacher has no masked-LM head (its"
-                f" heads: {', '.join(model.head_names) or 'none'}); use the pretrained model before fine-tuning, or"
-                " leave the term out"
-            )
         rows = model.encoder.vocab_size, models[0].encoder.vocab_size
         if rows[0] != rows[1]:
             raise DataError(

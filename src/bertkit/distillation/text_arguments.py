@@ -17,11 +17,12 @@ from pydantic import BaseModel
 
 from bertkit.data.shards import TokenShards
 from bertkit.distillation.mixed_vocabulary import MixedVocabulary
-from bertkit.distillation.objectives import distillation_objectives
+from bertkit.distillation.objectives import WordObjective, distillation_objectives
 from bertkit.distillation.shared_projections import teacher_objectives
 from bertkit.distillation.small_vocabulary import MixedVocabularyTrainer, check_trained_teacher, vocabulary_overrides
 from bertkit.distillation.student_settings import TO_BE_GIVEN
 from bertkit.distillation.student_trainer import check_student_growth
+from bertkit.distillation.teacher import WORDS_HEAD
 from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import check_single_teacher, specs_of
 from bertkit.distillation.text import TextDistiller, copied_layers, text_shapes
@@ -30,6 +31,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.conversion.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.conversion.pruning import with_layers
 from bertkit.models.encoder import EncoderConfig
+from bertkit.models.files.hub import heads_of
 from bertkit.pretraining.arguments import (
     PretrainArguments,
     completed,
@@ -131,24 +133,39 @@ def check_tokenizer(student: Tokenizer, teacher: Tokenizer, *, source: str) -> N
 
 
 def check_fit(recipe: DistillTextRecipe, teacher: TeacherFiles, *, offline: bool) -> None:
-    """Check a recipe against its teacher, as far as the two config.json allow.
+    """Check a recipe against its teacher, as far as the two config.json and the names of the weights allow.
 
     Raises:
         UsageError: a term, the layers to copy, or the length of a sequence does not fit.
+        DataError: words are compared, but a teacher predicts none.
     """
     shapes = text_shapes(recipe, teacher, offline=offline)
     copied_layers(recipe, shapes)
     check_student_growth(recipe)
     for stage in stages_of(recipe):
         check_trained_teacher(recipe, stage.recipe, teacher.config)
-        terms = [each.distilled for each in distillation_objectives(stage.recipe.objectives)]
+        compared = distillation_objectives(stage.recipe.objectives)
+        _check_word_heads([each.term for each in compared if isinstance(each, WordObjective)], teacher)
+        terms = [each.distilled for each in compared]
         check_single_teacher(terms, len(recipe.teachers), key="objective")
-        specs_of(terms, shapes)
+        specs_of(terms, shapes, key="objective")
         length = stage.recipe.data.sequence_length
         if length > teacher.config.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
             raise UsageError(
                 f"data.sequence_length is {length}, but the teacher reads at most {teacher.config.max_tokens} tokens;"
                 " lower it"
+            )
+
+
+def _check_word_heads(terms: Sequence[str], teacher: TeacherFiles) -> None:
+    """Raises:
+    DataError: there are terms that compare words, but a teacher predicts none."""
+    for name, directory in zip(teacher.names, teacher.directories, strict=True):
+        if terms and WORDS_HEAD not in (heads := heads_of(directory)):
+            raise DataError(
+                f"teacher: {name}: objective.{terms[0]} compares words, but this teacher has no masked-LM head (its"
+                f" heads: {', '.join(heads) or 'none'}); use the pretrained model before fine-tuning, or leave the term"
+                " out"
             )
 
 

@@ -258,6 +258,6 @@ def with_phases(recipe: DistillTextRecipe, shapes: ShapePair) -> DistillTextReci
 def _of_layer(objective: Objective, layer: int, shapes: ShapePair) -> dict[str, Any]:
     """A transfer term for a single layer."""
     wanted = getattr(objective, "layers")  # noqa: B009  # the schema takes no term without
-    pairs = shapes.layer_pairs(wanted)
+    pairs = shapes.layer_pairs(wanted, term=f"progressive.objective.{objective.term}")
     own = [pair for pair in pairs if pair[0] == layer]
     return {objective.term: {**objective.model_dump(mode="json"), "layers": own}}

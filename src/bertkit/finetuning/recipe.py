@@ -49,7 +49,7 @@ _SECTIONS: dict[Kind, tuple[str, type[Settings]]] = {
 }
 """The section of a recipe with the settings of each kind of task, and their class."""
 
-_METHODS_OF_EMBEDDING = ("full", "frozen", "gradual", "lora")
+_METHODS_OF_EMBEDDING = ("full", "frozen", "gradual", "lora", "pruned")
 """Methods that need no head with weights and only one pass over a batch."""
 
 

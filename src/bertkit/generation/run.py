@@ -196,6 +196,7 @@ def _by_method(filler: MaskFiller, texts: Sequence[TextWithMasks], settings: Gen
         return masked.parallel(filler, texts, iterations=settings.rounds)
     if settings.method == "mask-predict":
         return masked.mask_predict(filler, texts, rounds=settings.rounds)
+    assert settings.method == "diffusion", settings.method
     return masked.diffusion(filler, texts, steps=settings.rounds, block_length=settings.block_length)
 
 

@@ -168,6 +168,8 @@ def _check(measure: MeasureSettings, *, offline: bool) -> None:
             check_tasks([measure.task], list(dict.fromkeys(name for each in labelled for name in each.targets)))
     elif isinstance(measure, FinetuneMeasure):
         _check_task(measure, offline=offline)
+    else:
+        assert isinstance(measure, HeldOutMeasure), measure  # measured by pretraining, without further data
 
 
 def finetune_arguments(measure: FinetuneMeasure, model: str, **more: Any) -> FinetuneArguments:

@@ -312,7 +312,7 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     Raises:
         DataError: the field is missing, not a string, or not encodable.
     """
-    remedy = "name it with data.reading.text_field, or --text-field of `bertkit tokenize`"
+    remedy = "name it with --text-field, or in a recipe with data.reading.text_field"
     text = value_of(record, field, where, remedy)
     if text is None:
         return ""

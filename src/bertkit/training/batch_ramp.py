@@ -39,7 +39,8 @@ class BatchRamp(Settings):
         if self.start >= full or (full - self.start) % self.increment:
             raise ValueError(
                 f"batch_ramp: from {self.start} in steps of {self.increment} the batch never reaches batch_sequences"
-                f" ({full}); change start, increment or batch_sequences, or write batch_ramp: null"
+                f" ({full}); change start, increment or batch_sequences, or leave the ramp out"
+                " (--set optimisation.batch_ramp=null)"
             )
         return list(range(self.start, full, self.increment))
 

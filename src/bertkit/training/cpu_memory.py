@@ -19,6 +19,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 _LARGEST_KEPT = 1 << 28
 """A block with more bytes is returned to the system as soon as it is freed."""
+_LARGEST_KEPT_BEFORE_2_35 = 1 << 25
+"""The highest threshold that the GNU C library accepted before version 2.35 (HEAP_MAX_SIZE / 2 on 64 bits)."""
 _NEVER = 2**31 - 1
 
 CACHED_PRIMITIVES = 192
@@ -35,7 +37,9 @@ def keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        # Any setting also stops the library from raising the first threshold itself: refused, it would stay at 128 kB.
+        if not mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT):
+            mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT_BEFORE_2_35)
         mallopt(_TRIM_THRESHOLD, _NEVER)
 
 

@@ -52,8 +52,8 @@ class Attention(DistillationTerm):
             if heads[0] != heads[1]:
                 raise UsageError(
                     f"attention: heads were pruned: the student's layer {layer} has {heads[0]}, the teacher's layer"
-                    f" {taught_by} has {heads[1]}, but maps are compared head by head; choose other attention.layers,"
-                    " use the unpruned model, or leave the term out"
+                    f" {taught_by} has {heads[1]}, but maps are compared head by head; choose other layers, use the"
+                    " unpruned model, or leave the term out"
                 )
         students, teachers = map(frozenset, zip(*pairs, strict=True))
         return ActivationSpec(scores=students), ActivationSpec(scores=teachers)
@@ -73,7 +73,7 @@ class Attention(DistillationTerm):
         return pair.over_layers(lambda recorded: recorded.maps, rows, self.layer_pairs(pair.shapes))
 
     def layer_pairs(self, shapes: ShapePair) -> Pairs:
-        found = shapes.layer_pairs(self.layers)
+        found = shapes.layer_pairs(self.layers, term=self.term)
         if any(0 in pair for pair in found):
             raise UsageError(f"attention.layers: {self.layers}: layer 0 is the embeddings; start from layer 1")
         return found

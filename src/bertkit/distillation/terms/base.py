@@ -58,9 +58,12 @@ class ShapePair:
         """N of both models."""
         return self.student.heads, self.teacher.heads
 
-    def layer_pairs(self, layers: MapName | Pairs) -> Pairs:
-        """The layers that are compared, as given by `layer_map`."""
-        return layer_map(layers, student=self.student.layers, teacher=self.teacher.layers)
+    def layer_pairs(self, layers: MapName | Pairs, *, term: str) -> Pairs:
+        """The layers that are compared, as given by `layer_map`; `term` is named in its errors."""
+        try:
+            return layer_map(layers, student=self.student.layers, teacher=self.teacher.layers)
+        except UsageError as error:
+            raise UsageError(f"{term}.{error}") from error
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ class DistillationTerm(Settings, ABC):
         """What is recorded from the student, and what from the teacher.
 
         Raises:
-            UsageError: the two models do not fit the term; the message names the key and the fix.
+            UsageError: the two models do not fit the term; the message starts with the term or its key, and names the
+                remedy.
         """
 
     @abstractmethod
@@ -147,15 +151,25 @@ def summed(loss_M: Tensor, *, agreeing: Tensor | None = None) -> LossSum:
     return LossSum(loss_M.sum(), loss_M.numel(), correct)
 
 
-def specs_of(terms: Sequence[DistillationTerm], shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
+def specs_of(
+    terms: Sequence[DistillationTerm], shapes: ShapePair, *, key: str
+) -> tuple[ActivationSpec, ActivationSpec]:
     """What all terms together record from the student, and from the teacher.
+
+    Args:
+        terms: of a recipe.
+        shapes: of the two models.
+        key: of the terms in the recipe, for the message.
 
     Raises:
         UsageError: the two models do not fit a term.
     """
     student, teacher = ActivationSpec(), ActivationSpec()
     for term in terms:
-        own, theirs = term.specs(shapes)
+        try:
+            own, theirs = term.specs(shapes)
+        except UsageError as error:
+            raise UsageError(f"{key}.{error}") from error
         student, teacher = student | own, teacher | theirs
     return student, teacher
 

@@ -63,8 +63,8 @@ class StateTerm(DistillationTerm):
         widths = shapes.widths
         if self.projection is None and widths[0] != widths[1]:
             raise UsageError(
-                f"{self.term}: the student's states have width {widths[0]}, the teacher's {widths[1]}; give the term a"
-                " trained projection, such as projection: fit"
+                f"{self.term}.projection: the student's states have width {widths[0]}, the teacher's {widths[1]}; give"
+                " the term a trained projection, such as projection: fit"
             )
         students, teachers = map(frozenset, zip(*self.layer_pairs(shapes), strict=True))
         return ActivationSpec(states=students), ActivationSpec(states=teachers)
@@ -99,7 +99,7 @@ class LayerStates(StateTerm):
     layers: _Layers = Field("uniform", description=_LAYERS_HELP)
 
     def layer_pairs(self, shapes: ShapePair) -> Pairs:
-        return shapes.layer_pairs(self.layers)
+        return shapes.layer_pairs(self.layers, term=self.term)
 
 
 class HiddenStates(LayerStates):

@@ -100,7 +100,10 @@ def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequenc
     xs = [point["ms_per_sentence"] for point in points]
     ys = [100 * point["score"] if by_score else point["parameters"] / 1e6 for point in points]
     axes.set_xscale("log")
-    axes.set_xlim(min(xs) / 1.4, max(xs) * 1.4)
+    axes.set_xlim(
+        min(point["ms_lower_quartile"] for point in points) / 1.4,
+        max(point["ms_upper_quartile"] for point in points) * 1.4,
+    )
     if by_score:
         margin = max(1.0, 0.15 * (max(ys) - min(ys)))
         axes.set_ylim(min(ys) - margin, max(ys) + margin)

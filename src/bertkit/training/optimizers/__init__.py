@@ -5,7 +5,7 @@ A recipe chooses by `optimizer.name`; the default is adamw. `base.py` contains w
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import Discriminator, Tag
 
@@ -16,8 +16,6 @@ from bertkit.training.optimizers.base import OptimizerConfig, decay_groups, opti
 from bertkit.training.optimizers.lamb import LambConfig
 from bertkit.training.optimizers.muon import MuonConfig
 from bertkit.training.optimizers.stable_adamw import StableAdamWConfig
-
-_NAMES = ("adamw", "adam", "lamb", "adafactor", "adagrad", "muon", "stable-adamw")
 
 
 def _name(value: Any) -> Any:
@@ -36,6 +34,7 @@ _Kinds = (
     | Annotated[MuonConfig, Tag("muon")]
     | Annotated[StableAdamWConfig, Tag("stable-adamw")]
 )
+_NAMES = [get_args(kind)[1].tag for kind in get_args(_Kinds)]
 # A plain key as discriminator would be mandatory. The error is the same as for such a key.
 _by_name = Discriminator(
     _name,
