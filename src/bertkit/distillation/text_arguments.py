@@ -158,8 +158,11 @@ def check_fit(recipe: DistillTextRecipe, teacher: TeacherFiles, *, offline: bool
 
 
 def _check_word_heads(terms: Sequence[str], teacher: TeacherFiles) -> None:
-    """Raises:
-    DataError: there are terms that compare words, but a teacher predicts none."""
+    """Check that the teachers predict words, if there are terms that compare words.
+
+    Raises:
+        DataError: one does not.
+    """
     for name, directory in zip(teacher.names, teacher.directories, strict=True):
         if terms and WORDS_HEAD not in (heads := heads_of(directory)):
             raise DataError(
