@@ -27,6 +27,11 @@ def save_array(file: BinaryIO, array: NDArray[Any]) -> None:
     np.save(_OnlyWrites(file), array)
 
 
+def save_arrays(file: BinaryIO, **arrays: NDArray[Any]) -> None:
+    """`numpy.savez`, which writes through the file's own `write`."""
+    np.savez(file, allow_pickle=False, **arrays)
+
+
 def save_rows(file: BinaryIO, parts: Iterable[NDArray[Any]]) -> int:
     """Write arrays one after another, with the bytes that `save_array` would write for all of them together.
 

@@ -111,7 +111,7 @@ class MaskedLM(TokenPrediction):
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         errors = self.units.errors(data)
         heads = model.all_heads()
-        if "masked_lm" not in heads and "causal_lm" in heads:
+        if "masked_lm" not in heads and "causal_lm" in heads and model.causal_attention:
             errors.append(
                 f"objective.{self.term}: model.family {model.model_type!r} has no head for masked_lm; use a recipe of"
                 ' this family, or --set "objective=[{causal_lm: {head: causal_lm}}]"'

@@ -17,7 +17,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from bertkit.arrays import Float32Array, Int64Array
+from bertkit.arrays import Float32Array, Int64Array, save_arrays
 from bertkit.errors import DataError, UsageError
 from bertkit.files import replacing
 from bertkit.inference.search import vectors
@@ -90,7 +90,7 @@ class TokenCells:
     def save(self, path: Path) -> None:
         """Write a .npz file."""
         with replacing(path) as file:
-            np.savez(file, centres=self.centre_CE, starts=self.start_C, texts=self.texts)
+            save_arrays(file, centres=self.centre_CE, starts=self.start_C, texts=self.texts)
 
     @classmethod
     def read(cls, path: Path) -> TokenCells:

@@ -58,10 +58,10 @@ def probe_attribution(request: ProbeArguments, settings: AttributionSettings) ->
     subject = request.subject()
     methods = chosen_methods(settings.methods, subject.model)
     questions = [make_question(subject, text, settings.target) for text in settings.texts]
-    if not request.data and not questions:
-        raise UsageError("nothing to probe: give --data SOURCE, or --text with a prediction to explain")
     if not questions:
         _refuse(settings, ("target", "methods", "baseline", "steps"), "--text, the text whose prediction to explain")
+    if not request.data and not questions:
+        raise UsageError("nothing to probe: give --data SOURCE, or --text with a prediction to explain")
     if not request.data:
         _refuse(settings, ("sentences", "directions", "identify_sentences", "epochs"), "--data, the text of Jacobians")
     check_methods(subject, questions, methods, settings.baseline)
@@ -108,7 +108,7 @@ def _refuse(settings: AttributionSettings, names: Sequence[str], needed: str) ->
         if value != AttributionSettings.model_fields[name].get_default(call_default_factory=True):
             option = "method" if name == "methods" else name.replace("_", "-")
             shown = value[0] if isinstance(value, list) else value
-            raise UsageError(f"--{option} {shown}: has no effect; also give {needed}, or leave it out")
+            raise UsageError(f"--{option} {shown}: also give {needed}, or leave it out; it has no effect alone")
 
 
 def _read_input(request: ProbeArguments, settings: AttributionSettings, subject: LoadedModel) -> AttributionInput:
