@@ -273,16 +273,7 @@ def embed_to_file(
         "max_tokens": embedder.max_tokens,
         "source": None if source is None else dict(source),
     }
-    file: VectorFile | SparseVectorFile | TokenVectorFile
-    if isinstance(embedder, TokenEmbedder):
-        check_token_settings(settings)
-        file = TokenVectorFile(out, width, key, resumable=source is not None)
-    elif embedder.is_sparse:
-        check_sparse_settings(settings)
-        file = SparseVectorFile(out, words_of_vocabulary(embedder), key, resumable=source is not None)
-    else:
-        stored_as = STORED[settings.dtype], stored_width(settings.dtype, width)
-        file = VectorFile(out, *stored_as, key, resumable=source is not None)
+    file = _file_for(embedder, out, width, settings, key, resumable=source is not None)
     counts = {name: int(file.notes.get(name, 0)) for name in ("cut", "windowed", "without_tokens", "entries")}
     seen = hashlib.blake2b(digest_size=16)
     waiting = iter(texts)
@@ -318,6 +309,23 @@ def embed_to_file(
     }
     file.finish(metadata)
     return EmbeddedFile(out, file.rows, width, **counts)
+
+
+def _file_for(
+    embedder: AnyEmbedder, out: Path, width: int, settings: EmbedSettings, key: Mapping[str, Any], *, resumable: bool
+) -> VectorFile | SparseVectorFile | TokenVectorFile:
+    """The file for a model's kind of vectors, begun or continued.
+
+    Raises:
+        UsageError: the file name has no known format, or a setting is not one of this kind of vectors.
+    """
+    if isinstance(embedder, TokenEmbedder):
+        check_token_settings(settings)
+        return TokenVectorFile(out, width, key, resumable=resumable)
+    if embedder.is_sparse:
+        check_sparse_settings(settings)
+        return SparseVectorFile(out, words_of_vocabulary(embedder), key, resumable=resumable)
+    return VectorFile(out, STORED[settings.dtype], stored_width(settings.dtype, width), key, resumable=resumable)
 
 
 def _note(seen: Any, text: InputText) -> None:
