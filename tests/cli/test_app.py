@@ -17,7 +17,6 @@ import typer
 
 from bertkit import __version__, errors
 from bertkit.cli import app as app_module
-from bertkit.cli.completion import complete_recipe
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Data, Measuring, Output, RecipeName, Resume
 
@@ -198,20 +197,6 @@ def test_a_bug_without_a_run_names_a_file_with_the_traceback(
     assert outcome.code == 1
     assert str(file) in outcome.stderr
     assert "ZeroDivisionError" in file.read_text()
-
-
-@pytest.mark.parametrize(
-    ("command", "names"),
-    [
-        ("pretrain", []),
-        ("distill", ["pkd", "pkd-3"]),
-        ("study", []),
-        ("show", ["pkd", "pkd-3"]),
-    ],
-)
-def test_only_recipes_of_the_commands_kind_are_completed(command: str, names: list[str]) -> None:
-    context = typer.Context(typer.main.get_command(app_module.app), info_name=command)
-    assert complete_recipe(context, "pk") == names
 
 
 @pytest.mark.parametrize(
@@ -501,22 +486,3 @@ def test_a_tilde_is_the_home_directory_behind_an_equals_sign_too(
     play(writing)
     done = bertkit("play", "--run-dir=~/a", "--", "--text=~/b")
     assert done.stdout == f"{tmp_path / 'a'} --text=~/b {tmp_path / 'mine'}\n", done.stderr
-
-
-def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> None:
-    def complete(line: str) -> str:
-        words = len(line.split(" ")) - 1
-        env = {**os.environ, "_BERTKIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(words)}
-        done = bertkit_process(env=env)
-        assert done.stderr == ""
-        return done.stdout
-
-    assert complete("bertkit rec").split() == ["recipes"]
-    assert complete("bertkit recipes l").split() == ["list"]
-    assert "--json" in complete("bertkit recipes list --j")
-    assert complete("bertkit eval bli").split() == ["blimp"]
-    assert complete("bertkit eval blimp --onl").split() == ["--only"]
-    assert complete("bertkit eval mlm --pseudo").split() == ["--pseudo-sequences"]
-    assert complete("bertkit finetune --task mnli,qn").split() == ["mnli,qnli"]
-    for line in ("bertkit runs show /tmp/x", "bertkit runs show [", "bertkit recipez list --j"):
-        assert complete(line).strip() == ""
