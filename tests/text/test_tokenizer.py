@@ -166,13 +166,29 @@ def test_a_missing_role_is_named_when_it_is_asked_for(shared_data: Path) -> None
         _ = tokenizer.mask_id
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "unigram"])
-def test_a_mask_includes_the_space_before_it_as_in_robertas_tokenizer(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_beside_a_mask_are_those_beside_a_word(kind: str) -> None:
+    """The space before a mask belongs to it, as in RoBERTa's tokenizer, and what directly follows it gets none."""
+    tokenizer = learnt(kind)
+    (word,) = tokenizer.encode_batch(["kick"])
+    assert tokenizer.unk_id not in word
+    for text in ("the _ of time.", "_ _ time", "of _.", "_, the _. _", "_", "no mask ", ""):
+        (ids,) = tokenizer.encode_batch([text.replace("_", "kick")])
+        expected: list[int] = []
+        while ids:
+            is_word = ids[: len(word)] == word
+            expected.append(tokenizer.mask_id if is_word else ids[0])
+            ids = ids[len(word) if is_word else 1 :]
+        assert tokenizer.encode_with_masks(text.replace("_", tokenizer.roles["mask"])) == expected, text
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "unigram"])
+def test_a_mask_is_read_as_the_library_reads_it_if_a_space_or_nothing_follows(kind: str) -> None:
     tokenizer = learnt(kind)
     oracle = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     mask = tokenizers.AddedToken(tokenizer.roles["mask"], special=True, normalized=False, lstrip=True)
     oracle.add_special_tokens([mask])
-    for text in ("the [MASK] of time.", "[MASK] [MASK] time", "the[MASK]of", "no mask ", ""):
+    for text in ("the [MASK] of time.", "[MASK] [MASK] time", "the[MASK] of", "no mask ", ""):
         assert tokenizer.encode_with_masks(text) == oracle.encode(text, add_special_tokens=False).ids
 
 

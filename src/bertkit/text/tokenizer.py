@@ -256,17 +256,22 @@ class Tokenizer:
     def encode_with_masks(self, text: str) -> list[int]:
         """Ids of a text in which masks are written out, without added special tokens.
 
-        A mask includes the white space before it, as in RoBERTa's released tokenizer, so that it stands for a word: a
-        byte-level vocabulary would otherwise have a token for the space.
+        A mask stands for a word: the other tokens are those of a text that has a word in its place. It includes the
+        white space before it, as in RoBERTa's released tokenizer, since a byte-level vocabulary would otherwise have a
+        token for it; and text that directly follows it, such as a full stop, gets no space that begins a word, which
+        many tokenizers add to every part of a text between special tokens.
 
         Raises:
             DataError: there is no mask token.
         """
         mask_id = self.mask_id
         *before, last = text.split(self.token(mask_id))
-        ids: list[int] = []
-        for number, part in enumerate(self.encode_batch([*(part.rstrip() for part in before), last])):
-            ids += [mask_id] * (number > 0) + part
+        first, *after = (*(part.rstrip() for part in before), last)
+        (ids,) = self.encode_batch([first])
+        for part in after:
+            continues = part != "" and not part[0].isspace()
+            backend = self._backend_within_words if continues else self.backend
+            ids += [mask_id, *backend.encode(part, add_special_tokens=False).ids]
         return ids
 
     def encode_plain(self, texts: Sequence[str]) -> tuple[Int64Array, Int64Array]:
@@ -318,6 +323,13 @@ class Tokenizer:
         return backend
 
     @cached_property
+    def _backend_within_words(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, but it adds no space before a text."""
+        content = json.loads(self.backend.to_str())
+        _leave_out_first_space(content["pre_tokenizer"])
+        return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+    @cached_property
     def _vocabulary(self) -> dict[str, int]:
         return dict(self.backend.get_vocab(with_added_tokens=True))
 
@@ -351,3 +363,13 @@ class Tokenizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         backend = tokenizers.Tokenizer.from_str(state["json"])
         self.__init__(backend, state["roles"], lowercases=state["lowercases"])  # type: ignore[misc]  # unpickling builds
+
+
+def _leave_out_first_space(rule: dict[str, Any] | None) -> None:
+    """Change a pre-tokenizer's settings, including those of its parts, so that it adds no space before a text."""
+    if rule is None:
+        return
+    for part in rule.get("pretokenizers", ()):
+        _leave_out_first_space(part)
+    off = {"add_prefix_space": False, "prepend_scheme": "never"}
+    rule.update({name: value for name, value in off.items() if name in rule})
