@@ -371,3 +371,22 @@ def test_f1_is_of_the_same_label_in_whatever_order_a_model_has_its_outputs(place
     for names in (("bad", "good"), ("good", "bad")):
         task = build_task(recipe, (), names, BertConfig(), {}, tmp_path)
         assert task.metric_options("f1") == {"positive": "good"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "kind"),
+    [
+        ("colbert", {}, "embedding"),
+        ("conll2003-features", {}, "tagging"),
+        ("rte-freelb", {}, "classification"),
+        (None, {}, "classification"),
+        ("rte-freelb", {"kind": "regression"}, "regression"),
+    ],
+)
+def test_files_have_the_kind_of_the_recipes_task_unless_one_is_given(
+    tmp_path: Path, recipe: str | None, given: dict[str, Any], kind: str
+) -> None:
+    table = write_table(tmp_path / "reviews.csv", reviews(9, 1))
+    task = CustomTask(train=str(table), dev=str(table), **given)
+    requested = FinetuneArguments(recipe=recipe, task=task, model="m").requested()
+    assert [spec.kind for spec in requested.specs] == [kind]

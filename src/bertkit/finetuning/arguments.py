@@ -133,7 +133,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
 
     def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
         """The recipe with the command line's task and folder."""
-        given = _entries(self.task)
+        given = _entries(self.task, like=recipe)
         update: dict[str, Any] = {"task": given[0] if len(given) == 1 else given} if given else {}
         if self.data_dir is not None:
             update["data"] = recipe.data.model_copy(update={"directory": absolute(self.data_dir)})
@@ -201,8 +201,11 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
         return {}
 
 
-def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, ...]:
-    """The tasks on the command line; files have their full paths."""
+def _entries(
+    given: TaskEntry | Sequence[TaskEntry] | None, *, like: FinetuneRecipe | None = None
+) -> tuple[TaskEntry, ...]:
+    """The tasks on the command line; files have their full paths and, unless they name a kind, that of a recipe's
+    task."""
     if given is None:
         return ()
     entries = (given,) if isinstance(given, str | CustomTask) else tuple(given)
@@ -210,7 +213,14 @@ def _entries(given: TaskEntry | Sequence[TaskEntry] | None) -> tuple[TaskEntry, 
         load_own_task(Path(each)) if isinstance(each, str) and each.endswith((".yaml", ".yml")) else each
         for each in entries
     ]
-    return tuple(_absolute_files(each) if isinstance(each, CustomTask) else each for each in read)
+    kinds = {spec.kind for spec in like.specs} if like is not None and like.task is not None else set()
+    kind = {"kind": kinds.pop()} if len(kinds) == 1 else {}
+    return tuple(
+        _absolute_files(each if "kind" in each.model_fields_set else each.model_copy(update=kind))
+        if isinstance(each, CustomTask)
+        else each
+        for each in read
+    )
 
 
 def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:

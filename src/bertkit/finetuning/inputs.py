@@ -86,7 +86,10 @@ class CustomTask(Settings):
         description="Name of the task in the results; by default the training file's name without `train` or, if"
         " nothing else is left of it, the label's column or the kind.",
     )
-    kind: Kind = Field("classification", description="Kind of task: what is predicted.")
+    kind: Kind = Field(
+        "classification",
+        description="Kind of task: what is predicted; of --train, by default that of the recipe's task.",
+    )
     train: str = Field(
         description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or a file in the kind's own format."
     )
