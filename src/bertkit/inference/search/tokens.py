@@ -64,7 +64,8 @@ class TokenCells:
         library = vectors.faiss()
         vector_ME = tokens.vector_ME
         count, width = vector_ME.shape
-        chosen = vectors.training_rows(count, cells := vectors.training_cells(count))
+        cells = vectors.training_cells(count)
+        chosen = vectors.training_rows(count, cells)
         means = library.Kmeans(width, cells, niter=10, spherical=True)
         means.train(np.ascontiguousarray(vector_ME[chosen]))
         centre_CE: Float32Array = means.centroids

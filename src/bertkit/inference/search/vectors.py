@@ -97,9 +97,8 @@ def build(vectors_NE: Float32Array, kind: IndexKind, *, progress: Progress = sil
         index = library.IndexHNSWFlat(width, _GRAPH_LINKS, library.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = _GRAPH_CANDIDATES
     else:
-        index = library.IndexIVFFlat(
-            library.IndexFlatIP(width), width, cells := training_cells(count), library.METRIC_INNER_PRODUCT
-        )
+        cells = training_cells(count)
+        index = library.IndexIVFFlat(library.IndexFlatIP(width), width, cells, library.METRIC_INNER_PRODUCT)
         index.train(np.ascontiguousarray(vectors_NE[training_rows(count, cells)]))
     with progress("index", total=count, unit="vectors") as meter:
         for first in range(0, count, _BLOCK):
