@@ -371,3 +371,17 @@ def test_where_a_rank_is_lost_in_an_evaluation_the_step_is_made_again_with_it(tm
     with pytest.raises(RankLostError):
         trainer.train(progress=silent_progress)
     assert [found.name for found in list_checkpoints(run.checkpoints)] == ["step-00000003"]
+
+
+def test_where_a_rank_is_lost_before_a_checkpoint_it_is_saved_nevertheless(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, IDENTITY)
+    trainer = Falling(run)
+
+    def lost() -> None:
+        if trainer.step == 6:
+            raise RankLostError("rank 1 died")
+
+    trainer.flop_total.gather = lost  # type: ignore[method-assign]  # for this run alone
+    with pytest.raises(RankLostError, match="stopped at step 6 of 11, checkpoint saved"):
+        trainer.train(progress=silent_progress)
+    assert list_checkpoints(run.checkpoints)[-1].name == "step-00000006"

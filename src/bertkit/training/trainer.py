@@ -376,11 +376,11 @@ class Trainer(TrainerHooks[Batch]):
             with self.averaged():
                 self.evaluate()
         self.after_update()
+        self._whole_with = self.training_step
         if not last and not self.failing.may_be_nonfinite and self.step % intervals.save_every_steps == 0:
             self.failing.last_sound = self.step
-            self.flop_total.gather()
+            self.flop_total.gather()  # if a rank is lost here, the state is saved with an estimated total
             self.save_checkpoint()
-        self._whole_with = self.training_step
 
     def _note(self) -> str:
         """Mean loss and speed since the last log line, including the last step."""
