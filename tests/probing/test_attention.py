@@ -37,8 +37,6 @@ from tests.probing.request import request_for, write_sentences, write_treebank
 from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
-pytestmark = pytest.mark.usefixtures("drawn_figures")
-
 SENTENCES = [sentence.split() for sentence in english(41, seed=5)]
 
 

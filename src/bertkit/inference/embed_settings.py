@@ -5,10 +5,12 @@ Not from a paper. A separate file without torch, because command-line options ar
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from bertkit.errors import UsageError
 from bertkit.settings import Settings
 
 VectorType = Literal["float32", "bf16", "int8", "binary"]
@@ -39,3 +41,25 @@ class EmbedSettings(Settings):
     )
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"prompt"})
+
+
+def refuse_settings(settings: EmbedSettings, names: Collection[str], vectors: str) -> None:
+    """Refuse settings that a model's kind of vectors does not have.
+
+    Args:
+        settings: as given.
+        names: of `dtype`, `truncate`, `normalise` and `long`, those that are refused.
+        vectors: what they are for, and what the model computes instead.
+
+    Raises:
+        UsageError: one of them is set.
+    """
+    is_set = {
+        "dtype": settings.dtype != "float32",
+        "truncate": settings.truncate is not None,
+        "normalise": settings.normalise,
+        "long": settings.long == "window",
+    }
+    given = ["--long window" if name == "long" else f"--{name}" for name in is_set if name in names and is_set[name]]
+    if given:
+        raise UsageError(f"{', '.join(given)}: for {vectors}; leave it out")

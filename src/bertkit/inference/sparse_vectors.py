@@ -16,9 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy.sparse import csr_matrix, save_npz
 
-from bertkit.errors import UsageError
 from bertkit.files import replacing
-from bertkit.inference.embed_settings import EmbedSettings
+from bertkit.inference.embed_settings import EmbedSettings, refuse_settings
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.part_files import PartFiles
 
@@ -32,16 +31,8 @@ def check_sparse_settings(settings: EmbedSettings) -> None:
     Raises:
         UsageError: one of them is set.
     """
-    given = [
-        *(["--dtype"] if settings.dtype != "float32" else []),
-        *(["--truncate"] if settings.truncate is not None else []),
-        *(["--normalise"] if settings.normalise else []),
-        *(["--long window"] if settings.long == "window" else []),
-    ]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)}: for dense vectors, but the model computes sparse ones (SPLADE); leave it out"
-        )
+    names = ("dtype", "truncate", "normalise", "long")
+    refuse_settings(settings, names, "dense vectors, but the model computes sparse ones (SPLADE)")
 
 
 def words_of_vocabulary(embedder: Embedder) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from bertkit.arrays import Float32Array, Int64Array, save_array
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError
 from bertkit.files import open_to_write, replacing
-from bertkit.inference.embed_settings import EmbedSettings
+from bertkit.inference.embed_settings import EmbedSettings, refuse_settings
 from bertkit.inference.part_files import PartFiles
 from bertkit.inference.vector_files import HEADER_BYTES, npy_header
 
@@ -62,15 +62,8 @@ def check_token_settings(settings: EmbedSettings) -> None:
     Raises:
         UsageError: one of them is set.
     """
-    given = [
-        *(["--truncate"] if settings.truncate is not None else []),
-        *(["--long window"] if settings.long == "window" else []),
-    ]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)}: for one vector per text, but the model computes one for each token (ColBERT); leave"
-            " it out"
-        )
+    vectors = "one vector per text, but the model computes one for each token (ColBERT)"
+    refuse_settings(settings, ("truncate", "long"), vectors)
 
 
 class TokenVectorFile(PartFiles):

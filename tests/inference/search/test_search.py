@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import io
 import json
-import math
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from bertkit.inference.embed import InputText
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import index as index_module
 from bertkit.inference.search import query, vectors
-from bertkit.inference.search.bm25 import K1, B, Bm25, words_of
+from bertkit.inference.search.bm25 import Bm25
 from bertkit.inference.search.index import DESCRIPTION, TextIndex, build_index
 from bertkit.inference.search.mining import LabelledPair, hard_negatives, paraphrases
 from bertkit.inference.search.settings import IndexSettings, NegativeSettings, PairSettings, QuerySettings
@@ -239,32 +238,6 @@ def test_queries_come_from_stdin(model: Path, corpus: Path, monkeypatch: pytest.
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a cat\n\nthe word\n")))
     done = bertkit("search", "--model", model, "--corpus", corpus, "--json", "--top", 1)
     assert [document["query"] for document in json.loads(done.stdout)] == ["a cat", "the word"]
-
-
-def test_bm25_is_its_formula() -> None:
-    corpus = ["the cat sat on the mat", "a dog", "The cat, the CAT!", ""]
-    found = Bm25.of(corpus).scores("cat the the xyz")
-    documents = [words_of(text) for text in corpus]
-    mean = sum(map(len, documents)) / 4
-    for number, words in enumerate(documents):
-        expected = 0.0
-        for word, times in (("cat", 1), ("the", 2)):
-            df = sum(word in each for each in documents)
-            tf = words.count(word)
-            expected += (
-                times * math.log(1 + (4 - df + 0.5) / (df + 0.5)) * tf / (tf + K1 * (1 - B + B * len(words) / mean))
-            )
-        assert found[number] == pytest.approx(expected, rel=1e-6)
-    assert Bm25.of(corpus).nearest("cat", 5)[0] == [2, 0]
-    assert Bm25.of(corpus).nearest("xyz", 5) == ([], [])
-    assert Bm25.of([""]).nearest("a", 1) == ([], [])
-
-
-def test_the_words_of_a_large_corpus_are_read(tmp_path: Path) -> None:
-    Bm25.of(TEXTS).save(tmp_path)
-    with (tmp_path / "bm25.json").open("ab") as file:
-        file.write(b" " * (65 << 20))
-    assert Bm25.load(tmp_path).words == Bm25.of(TEXTS).words
 
 
 def test_bm25_is_kept_with_the_index(built: TextIndex) -> None:
