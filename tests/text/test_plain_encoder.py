@@ -227,9 +227,11 @@ def test_the_sign_for_a_space_within_a_text_has_the_ids_of_the_tokenizer_itself(
 
 _BEFORE_SPACE, _AFTER_SPACE = (tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix) for prefix in (False, True))
 _METASPACE = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+_FIRST_SPACE = tokenizers.pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
+_SPACE_THEN_BYTES = tokenizers.pre_tokenizers.Sequence([_FIRST_SPACE, _BEFORE_SPACE])
 
 
-@pytest.mark.parametrize("cutter", [_BEFORE_SPACE, _AFTER_SPACE, _METASPACE])
+@pytest.mark.parametrize("cutter", [_BEFORE_SPACE, _AFTER_SPACE, _METASPACE, _SPACE_THEN_BYTES])
 @pytest.mark.parametrize(
     "normalizers",
     [

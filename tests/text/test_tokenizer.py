@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
@@ -182,14 +183,29 @@ def test_the_tokens_beside_a_mask_are_those_beside_a_word(kind: str) -> None:
         assert tokenizer.encode_with_masks(text.replace("_", tokenizer.roles["mask"])) == expected, text
 
 
-@pytest.mark.parametrize("kind", ["byte-bpe", "unigram"])
-def test_a_mask_is_read_as_the_library_reads_it_if_a_space_or_nothing_follows(kind: str) -> None:
-    tokenizer = learnt(kind)
+def test_a_mask_is_read_as_the_library_reads_it_if_a_space_or_nothing_follows() -> None:
+    tokenizer = learnt("unigram")
     oracle = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     mask = tokenizers.AddedToken(tokenizer.roles["mask"], special=True, normalized=False, lstrip=True)
     oracle.add_special_tokens([mask])
     for text in ("the [MASK] of time.", "[MASK] [MASK] time", "the[MASK] of", "no mask ", ""):
         assert tokenizer.encode_with_masks(text) == oracle.encode(text, add_special_tokens=False).ids
+
+
+def test_transformers_reads_the_masks_of_byte_level_vocabularies_alike(tmp_path: Path) -> None:
+    tokenizer = learnt("byte-bpe")
+    save_tokenizer(tokenizer, tmp_path)
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the [MASK] of time.", "of [MASK].", "[MASK]ing, [MASK]", " [MASK] [MASK] time", "no mask ", ""):
+        assert other.encode(text, add_special_tokens=False) == tokenizer.encode_with_masks(text), text
+
+
+def test_byte_level_words_have_the_same_tokens_in_every_position_and_given_one_by_one() -> None:
+    tokenizer = learnt("byte-bpe")
+    words = ["time", "of", "the", "time", "don't", ",", "時間"]
+    split = tokenizer.backend.encode(words, is_pretokenized=True, add_special_tokens=False)
+    assert split.ids == [i for ids in tokenizer.encode_batch(words) for i in ids]
+    assert split.ids == tokenizer.encode_batch([" ".join(words)])[0]
 
 
 def test_robertas_files_load_with_their_own_special_tokens(shared_data: Path) -> None:

@@ -41,6 +41,9 @@ _SEPARATED = [
 _BERT_PARTS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z ]")
 # The character by which SentencePiece vocabularies write a space stands for one in a text, too.
 _UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0|\u2581")
+_FIRST_SPACE = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
+"""The step before ByteLevel in vocabulary.py: a space before a text, which a text that begins with one does not get."""
+
 _LOCAL_NORMALIZERS = {"Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
 
 
@@ -189,8 +192,10 @@ def word_cutting(settings: dict[str, Any]) -> Cutting | None:
 
 
 def _cutting_of(steps: list[dict[str, Any]]) -> Cutting | None:
-    """Where the pre-tokenizer's first step splits any text."""
+    """Where the pre-tokenizer's first step that splits any text splits it."""
     first = steps[0] if steps else {"type": None}
+    if steps[1:] and first == _FIRST_SPACE:
+        first = {**steps[1], "add_prefix_space": True}
     if first["type"] == "BertPreTokenizer":
         return "bert"
     if first["type"] == "Metaspace" and first.get("split", True) and first.get("prepend_scheme") == "always":

@@ -101,7 +101,9 @@ def _untrained(config: TokenizerConfig) -> Backend:
         if steps:
             backend.normalizer = normalizers.Sequence(steps)
         # RoBERTa gives the first word of a text no space; here a word has the same tokens in every position.
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        # ByteLevel's own option would also put a space between a mask and the full stop that follows it.
+        first_space = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([first_space, pre_tokenizers.ByteLevel(add_prefix_space=False)])
         backend.decoder = decoders.ByteLevel()
     else:
         backend = Backend(models.BPE(unk_token=unk) if config.type == "bpe" else models.Unigram())
@@ -236,7 +238,11 @@ def _finished(backend: Backend, config: TokenizerConfig) -> Tokenizer:
         settings["model"]["vocab"] = special + _settled(learnt, config.vocab_size - len(special))
     plain = Backend.from_str(json.dumps(settings))
     special_tokens = [*SPECIAL_TOKENS.values(), *map(sentinel, reversed(range(config.sentinels)))]
-    plain.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special_tokens])
+    # As in RoBERTa, the space before a mask belongs to it: otherwise it would be a token of its own.
+    spaced = SPECIAL_TOKENS["mask"] if config.type == "byte-bpe" else None
+    plain.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=token == spaced) for token in special_tokens]
+    )
     tokenizer = Tokenizer(plain, dict(SPECIAL_TOKENS), lowercases=config.lowercases)
     plain.post_processor = template(tokenizer, config.template)
     return tokenizer
