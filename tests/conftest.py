@@ -51,6 +51,22 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_runs_in_the_checkout() -> Iterator[None]:
+    """A test whose command makes a run in the working directory has to use `own_directory`."""
+    before = set(CHECKOUT.glob("runs/*"))
+    yield
+    new = set(CHECKOUT.glob("runs/*")) - before
+    assert not new, "made in the checkout while the tests ran"
+
+
+@pytest.fixture
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's temporary directory, as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _drawn_once() -> Iterator[pytest.MonkeyPatch]:
     """Figures are drawn as SVG only, and their PNG has no pixels: drawing takes longer than all else that a small run
     does, and both formats draw the same."""

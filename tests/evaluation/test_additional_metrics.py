@@ -231,6 +231,7 @@ def test_a_task_says_which_scores_it_has(own_task: CustomTask, base: Path, tmp_p
         run(task, base, tmp_path / "runs")
 
 
+@pytest.mark.usefixtures("own_directory")
 def test_the_command_line_takes_them(base: Path, bertkit: Bertkit, tmp_path: Path) -> None:
     data = write_glue(tmp_path / "glue")
     metric = script(tmp_path / "errors.py")

@@ -30,6 +30,8 @@ from tests.tasks.tiny_task import reviews, write_model, write_table
 
 Bertkit = Callable[..., Any]
 
+pytestmark = pytest.mark.usefixtures("own_directory")
+
 
 class Trained:
     """Fine-tuned runs of each kind, trained on first use."""
