@@ -49,6 +49,7 @@ def test_bert_has_the_values_of_the_paper_and_its_code() -> None:
     optimizer = optimisation.optimizer
     assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.999), 1e-6, 0.01)
     assert (optimizer.bias_correction, optimizer.clip_norm) == (False, 1.0)
+    assert recipe.model.model_dump()["hidden_act"] == "gelu_new"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def test_structbert_has_its_three_objectives_at_equal_weight() -> None:
         (stage,) = stages_of(recipe)
         assert stage.recipe.data.sequence_length == 512
         assert recipe.optimisation.schedule.warmup_steps == recipe.optimisation.steps // 10
+        assert recipe.model.model_dump()["hidden_act"] == "gelu"
 
 
 def test_spanbert_has_the_values_of_its_section_4_2() -> None:
@@ -197,7 +199,10 @@ def test_modernbert_has_the_tokens_batches_and_rates_of_its_files() -> None:
 
 
 def test_neobert_has_the_rates_batches_and_masks_of_its_files() -> None:
-    """scheduler.py: linear to 2,000, cosine to a tenth over 900,000 in all, then constant; two job scripts."""
+    """scheduler.py: linear to 2,000, cosine to a tenth over 900,000 in all, then constant; two job scripts.
+
+    The peak and the weight decay are those of the paper, section 3.3.
+    """
     recipe = load_recipe("neobert")
     stages = stages_of(recipe)
     assert [stage.end_step for stage in stages] == [900_000, 1_000_000, 1_050_000]
@@ -212,7 +217,7 @@ def test_neobert_has_the_rates_batches_and_masks_of_its_files() -> None:
     (term,) = recipe.objectives
     assert [term.model_dump()[key] for key in ("rate", "mask_share", "random_share")] == [0.2, 1.0, 0.0]
     rule = recipe.optimisation.optimizer.model_dump()
-    assert (rule["betas"], rule["eps"], rule["weight_decay"], rule["clip_norm"]) == ((0.9, 0.95), 1e-8, 0.01, 1.0)
+    assert (rule["betas"], rule["eps"], rule["weight_decay"], rule["clip_norm"]) == ((0.9, 0.95), 1e-8, 0.1, 1.0)
     assert rule["decay_biases_and_norms"]
 
 
