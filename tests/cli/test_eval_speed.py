@@ -55,6 +55,11 @@ def test_for_people_the_tables_are_on_stderr(bertkit) -> None:
     assert row[4] == "-"  # it cannot read 64 tokens, which the table reports
 
 
+def test_a_figure_of_scores_needs_scores(bertkit) -> None:
+    outcome = bertkit("eval", "speed", "--model", "large", "--model", "small", *QUICK, "--against", "score")
+    assert (outcome.code, "--against score: the models have no score on a common task" in outcome.stderr) == (2, True)
+
+
 def test_one_model_is_enough_for_its_own_figures(bertkit) -> None:
     one = ("eval", "speed", "--model", "small", *QUICK[:2], "--lengths", "5", *QUICK[4:], "--clock", "processor")
     outcome = bertkit(*one)

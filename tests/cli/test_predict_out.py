@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 from tests.cli.trained_kinds import Trained, lines_of
 from tests.tasks.tiny_kinds import DEV, KINDS
+
+from bertkit.inference import prediction_files
 
 Bertkit = Callable[..., Any]
 
@@ -74,6 +77,32 @@ def test_a_table_has_a_row_per_input_and_a_column_per_label(
         best["prediction"] == "good",
         best["prediction"] != "good",
     ]
+
+
+def test_parquet_has_the_columns_of_a_table_with_their_types(
+    trained: Trained, piped: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction_files, "_ROWS_AT_ONCE", 3)
+    out, table = tmp_path / "found.parquet", tmp_path / "found.csv"
+    for kind in ("classification", "multi_label", "regression", "choice", "span"):
+        run, inputs = trained.of(kind)
+        content = inputs.read_text() + ('{"id": "b", "review": " "}\n' if kind == "classification" else "")
+        expected = lines_of(piped(content, "--model", run).stdout)
+        assert piped(content, "--model", run, "--out", table).code == 0
+        done = piped(content, "--model", run, "--out", out)
+        assert (done.code, done.stdout) == (0, f"{out}\n"), done.stderr
+        found = parquet.read_table(out).to_pylist()
+        assert [list(row) for row in found] == [list(row) for row in rows_of(table)]
+        for row, document in zip(found, expected, strict=True):
+            assert (row["id"], row["prediction"]) == (document["id"], document["prediction"])
+            if kind in ("classification", "multi_label"):
+                shares = {key.removeprefix("score/"): row[key] for key in row if key.startswith("score/")}
+                assert {key: share for key, share in shares.items() if share is not None} == document.get("scores", {})
+            if kind in ("choice", "span"):
+                assert json.loads(row["scores"]) == document["scores"]
+            if kind == "span":
+                assert json.loads(row["answers"]) == document["answers"]
+                assert row["no_answer"] == document["no_answer"]
 
 
 def test_columns_go_into_a_file_of_columns(trained: Trained, piped: Bertkit, tmp_path: Path) -> None:

@@ -433,6 +433,18 @@ def test_the_figure_shows_the_quartiles_of_all_points(evaluated: tuple[Path, dic
         assert panel.get_xlim()[0] < min(each["ms_lower_quartile"] for each in points if each["batch"] == batch)
 
 
+def test_the_figure_can_show_the_bytes_of_the_weights(runs: Path, tmp_path: Path) -> None:
+    models = [str(runs / name) for name in ("teacher", "student")]
+    settings = SpeedSettings(models=models, batch_sizes=[1], lengths=[7], rounds=1, threads=1, against="disk_mb")
+    request = MeasurementArguments(device="cpu", runs_root=tmp_path, command=["bertkit"])
+    done = evaluate_speed(request, settings)
+    pareto = done.results["pareto"]
+    sizes = [(runs / name / "model" / "model.safetensors").stat().st_size / 1e6 for name in ("teacher", "student")]
+    assert (pareto["against"], [point["disk_mb"] for point in pareto["points"]]) == ("disk_mb", sizes)
+    assert pareto["points"][1]["on_frontier"]  # the smaller one
+    assert draw_pareto(done.results).axes[0].get_ylabel() == "weight files, MB (log scale)"
+
+
 def examined(runs: Path) -> list[LoadedModel]:
     return [LoadedModel.load(str(runs / name)) for name in ("teacher", "student")]
 
@@ -460,11 +472,18 @@ def test_a_run_without_scores_is_refused(runs: Path, evaluated: tuple[Path, dict
         scores_by_model(models, ["nowhere"], runs)
 
 
-def test_what_is_better_the_lower_it_is_is_no_score(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path, RunIdentity("eval", "eval-lm", "kind: eval", "0" * 64, 0, ["bertkit"]))
+@pytest.mark.parametrize("suite", ["lm", "surprisal"])
+def test_what_is_better_the_lower_it_is_is_no_score(suite: str, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, RunIdentity("eval", f"eval-{suite}", "kind: eval", "0" * 64, 0, ["bertkit"]))
     with run.recording():
-        run.write_results({"suite": "lm", "average": 1.5, "tasks": {"text": {"perplexity": {"mean": 20.0}}}})
+        run.write_results({"suite": suite, "average": 1.5, "tasks": {suite: {"bits_per_word": {"mean": 20.0}}}})
     assert scores_of(run) == {}
+    (chosen := tmp_path / "chosen").mkdir()
+    run = RunDirectory.create(chosen, RunIdentity("finetune", "r", "kind: finetune", "0" * 64, 0, ["bertkit"]))
+    with run.recording():
+        scores = {"mean_squared_error": {"mean": 9.0}, "spearman": {"mean": 0.4}}
+        run.write_results({"primary": "mean_squared_error", "tasks": {"age": scores}})
+    assert scores_of(run)["age"].metric == "spearman"
 
 
 def test_a_method_is_the_users_word_before_the_runs(runs: Path) -> None:

@@ -32,6 +32,14 @@ def test_scores_of_another_scale_have_a_panel_of_their_own(tmp_path: Path, monke
     assert all(tick == int(tick) for axes in panels.values() for tick in axes.get_xticks())
 
 
+def test_a_label_may_be_named_like_a_column(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    task_plots.draw_task_figures(
+        tmp_path, {"confusion": {"dev": {"labels": ["gold", "iron"], "counts": [[3, 1], [0, 2]]}}}
+    )
+    assert (tmp_path / "figures" / "confusion-dev.csv").read_text() == "gold,gold,iron\ngold,3,1\niron,0,2\n"
+
+
 def test_a_single_training_loss_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 7, "loss": 0.6, "dev/accuracy": 0.9}) + "\n")
     drawn: list[Figure] = []

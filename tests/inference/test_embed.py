@@ -211,6 +211,7 @@ def test_bad_input_is_named(model: Path, file: Path, tmp_path: Path, bertkit: Co
     fails(2, "--truncate 31: the vectors of", file, "--truncate", "31")
     fails(2, "its ending is none of .npy, .parquet, .arrow", file, "--out", tmp_path / "v.csv")
     fails(2, "does not exist; create it", file, "--out", tmp_path / "no" / "v.npy")
+    fails(2, "--out s3://...: the file is written to a local directory", file, "--out", "s3://bucket/v.npy")
     fails(2, "--max-length 41", file, "--max-length", "41")
     fails(3, "no such file", tmp_path / "none.txt")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"words": 3}\n')

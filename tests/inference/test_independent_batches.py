@@ -126,7 +126,7 @@ def test_the_vectors_are_those_of_the_plain_batch() -> None:
     embedder = small_embedder("bert")
     sequences = drawn_sequences(embedder.tokenizer.vocab_size)
     with torch.no_grad():
-        plain = embedder._model(PackedBatch.from_ids([each.ids for each in sequences]))
+        plain = embedder.model(PackedBatch.from_ids([each.ids for each in sequences]))
     np.testing.assert_allclose(embedder.vectors(sequences), plain.numpy(), atol=1e-6)
 
 

@@ -11,8 +11,7 @@ import pytest
 from bertkit.errors import DataError
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
-from bertkit.inference.predict import Predictor
-from bertkit.inference.predict_jobs import _predict_job
+from bertkit.inference.predict import Predictor, _predict_job
 from bertkit.progress import silent_progress
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bertkit.report import gather
 from bertkit.report.gather import ReportedRun
-from bertkit.report.page import page
+from bertkit.report.page import _points, page
 from bertkit.run.directory import RunDirectory
 from bertkit.run.metrics import MetricsLog
 
@@ -189,6 +190,12 @@ def test_the_models_scores_are_shown_and_other_figures_folded(tmp_path: Path) ->
     assert "splits.dev.f1" in before
     assert "labels.dev.good" not in before
     assert "labels.dev.good" in folded
+
+
+def test_a_long_curve_is_subsampled() -> None:
+    for steps, shown in ((7, 7), (600, 600), (1199, 600), (100_001, 599)):
+        run = SimpleNamespace(curve=[{"step": step, "loss": 1.0} for step in range(steps)])
+        assert len(_points(run, "loss")[0]) == shown  # type: ignore[arg-type]  # nothing else is read
 
 
 def test_many_runs_have_a_row_each_and_are_not_all_in_the_title(tmp_path: Path) -> None:

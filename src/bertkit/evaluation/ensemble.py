@@ -13,7 +13,6 @@ Shapes: R runs, K labels, W words.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections import Counter
@@ -31,7 +30,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import EvaluationResult, MeasurementArguments, measure, single_score
 from bertkit.evaluation.runs_diff import Key, SavedRun, check_same, suite_results_of
 from bertkit.evaluation.score import is_labelled, matched, read_predictions, scoring_task
-from bertkit.files import sha256_of
+from bertkit.files import json_sha256, sha256_of
 from bertkit.finetuning.data import load_examples
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe
@@ -73,16 +72,16 @@ def evaluate_ensemble(arguments: EnsembleArguments) -> EvaluationResult:
         raise UsageError("give the runs whose predictions to average: bertkit eval ensemble RUN RUN RUN")
     saved = [SavedRun.open(run) for given in arguments.runs for run in members_of(given)]
     parts = _averaged_splits(saved, offline=arguments.offline)
-    digest = hashlib.sha256(json.dumps(sorted(sha256_of(file) for part in parts for file in part.files)).encode())
+    digest = json_sha256(sorted(sha256_of(file) for part in parts for file in part.files))
     recipe = {"kind": "eval", "suite": SUITE, "runs": [str(each.run.path.resolve()) for each in saved]}
     identity = RunIdentity(
         kind="eval",
         name=f"eval-{SUITE}",
         recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
-        what_hash=digest.hexdigest(),
+        what_hash=digest,
         seed=0,
         command=arguments.command,
-        fingerprints={"predictions": digest.hexdigest()},
+        fingerprints={"predictions": digest},
     )
 
     def compute(run: RunDirectory) -> dict[str, Any]:

@@ -11,8 +11,7 @@ Shapes: N texts, R resamples.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -35,12 +34,21 @@ class TextFigure(Additive):
     Attributes:
         name: its key in results.json.
         part, whole: keys of the two sums in `TextSums`.
+        of_ratio: the figure, from the ratio of the sums.
+        higher_is_better: whether more is better.
     """
 
-    higher_is_better = False
-
-    def __init__(self, name: str, part: str, whole: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        part: str,
+        whole: str,
+        of_ratio: Callable[[Float64Array], Any] = lambda found: found,
+        *,
+        higher_is_better: bool = False,
+    ) -> None:
         self.name, self.part, self.whole = name, part, whole
+        self.of_ratio, self.higher_is_better = of_ratio, higher_is_better
 
     @property
     def is_per_token(self) -> bool:
@@ -53,58 +61,31 @@ class TextFigure(Additive):
 
     def value(self, totals: Float64Array) -> Float64Array:
         with np.errstate(invalid="ignore", over="ignore"):
-            return self.of_ratio(ratio(totals[..., 0], totals[..., 1]))
-
-    @abstractmethod
-    def of_ratio(self, found: Float64Array) -> Float64Array:
-        """The figure, from the ratio of the sums."""
+            return np.asarray(self.of_ratio(ratio(totals[..., 0], totals[..., 1])))
 
 
-class MeanFigure(TextFigure):
-    """The ratio: nats per token."""
-
-    def of_ratio(self, found: Float64Array) -> Float64Array:
-        return found
-
-
-class ShareFigure(MeanFigure):
-    """The ratio, where more is better: the share of masked tokens that are predicted."""
-
-    higher_is_better = True
-
-
-class PerplexityFigure(TextFigure):
-    """exp of the nats per token."""
-
-    def of_ratio(self, found: Float64Array) -> Float64Array:
-        return np.asarray(np.exp(found))
-
-
-class BitsFigure(TextFigure):
-    """Bits per byte or per word."""
-
-    def of_ratio(self, found: Float64Array) -> Float64Array:
-        return found / math.log(2)
+def _bits(nats: Float64Array) -> Float64Array:
+    return nats / math.log(2)
 
 
 _OF_LM = (
-    BitsFigure("bits_per_byte", "nats", "bytes"),
-    PerplexityFigure("perplexity", "nats", "tokens"),
-    MeanFigure("loss", "nats", "tokens"),
+    TextFigure("bits_per_byte", "nats", "bytes", _bits),
+    TextFigure("perplexity", "nats", "tokens", np.exp),
+    TextFigure("loss", "nats", "tokens"),
 )
 FIGURES: Final[dict[str, tuple[TextFigure, ...]]] = {
     mlm.TASK: (
-        ShareFigure("accuracy", "right", "masked"),
-        PerplexityFigure("perplexity", "nats", "masked"),
-        PerplexityFigure("pseudo_perplexity", "pseudo_nats", "tokens"),
-        BitsFigure("pseudo_bits_per_byte", "pseudo_nats", "bytes"),
+        TextFigure("accuracy", "right", "masked", higher_is_better=True),
+        TextFigure("perplexity", "nats", "masked", np.exp),
+        TextFigure("pseudo_perplexity", "pseudo_nats", "tokens", np.exp),
+        TextFigure("pseudo_bits_per_byte", "pseudo_nats", "bytes", _bits),
     ),
     lm.TASK: _OF_LM,
     lm.BACKWARD: _OF_LM,
     surprisal.TASK: (
-        BitsFigure("bits_per_word", "nats", "words"),
-        PerplexityFigure("perplexity", "nats", "tokens"),
-        PerplexityFigure("pseudo_perplexity", "nats", "tokens"),
+        TextFigure("bits_per_word", "nats", "words", _bits),
+        TextFigure("perplexity", "nats", "tokens", np.exp),
+        TextFigure("pseudo_perplexity", "nats", "tokens", np.exp),
     ),
 }
 """The figures of each task that follow from sums over texts."""

@@ -31,7 +31,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import LmSettings
-from bertkit.evaluation.text_sums import TextSums, write_sums
+from bertkit.evaluation.text_sums import TextSums, perplexity, write_sums
 from bertkit.generation.text import PromptTokens
 from bertkit.models.headed import SCORING_RULE
 from bertkit.models.scoring.rules import EncoderLeftToRight, LeftToRight, MaskedNextTokenScoring, choose_rule
@@ -41,12 +41,12 @@ from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
 from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.visible import shell_word
 
 SUITE = TASK = "lm"
 BACKWARD = "lm_backward"
 """The same from right to left, for models that read from both ends."""
 LONGEST_USUAL_WINDOW = 1024
-_LARGEST_MEAN = math.log(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class ScoredText:
         return self.nats / math.log(2) / self.bytes
 
     def figures(self) -> dict[str, float | None]:
-        """Perplexity per token (None if it exceeds every float), bits per byte, loss, and what was counted."""
+        """Perplexity per token, bits per byte, loss, and what was counted."""
         mean = self.nats / self.tokens
         return {
-            "perplexity": math.exp(mean) if mean < _LARGEST_MEAN else None,
+            "perplexity": perplexity(mean),
             "bits_per_byte": self.bits_per_byte,
             "loss": mean,
             "tokens": float(self.tokens),
@@ -286,6 +286,6 @@ def _rule(loaded: LoadedModel, settings: LmSettings, name: str) -> type[LeftToRi
         )
         raise DataError(
             f"{name}: was trained to predict tokens from both sides, not from left to right; `bertkit eval mlm --model"
-            f" {name}` gives its pseudo-perplexity{causally}"
+            f" {shell_word(name)}` gives its pseudo-perplexity{causally}"
         )
     return rule

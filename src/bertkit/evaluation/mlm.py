@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertkit.arrays import Float32Array, Int64Array
+from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, window_length
@@ -34,7 +34,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import MIN_TOKENS, SPECIAL_TOKENS, MlmSettings
-from bertkit.evaluation.text_sums import TextSums, write_sums
+from bertkit.evaluation.text_sums import TextSums, perplexity, write_sums
 from bertkit.models.scoring.pseudo_likelihood import score_ids
 from bertkit.models.scoring.rules import MaskedRule, mask_rule
 from bertkit.models.scoring.token_predictors import TokenPredictor
@@ -63,19 +63,6 @@ class Window:
     number: int
     ids_T: Int64Array
     bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Sums over the predicted tokens, in nats."""
-
-    log_p_M: Float32Array
-
-    @property
-    def perplexity(self) -> float | None:
-        """exp of the mean negative log-probability; None if it exceeds every float."""
-        mean = -float(self.log_p_M.mean(dtype=np.float64))
-        return math.exp(mean) if mean < math.log(np.finfo(np.float64).max) else None
 
 
 def evaluate_mlm(
@@ -123,7 +110,7 @@ def evaluate_mlm(
             log_p = score_ids(
                 predict, scoring, some, some, max_batch_tokens=engine.micro_batch_tokens, progress=progress
             )
-            figures["pseudo_perplexity"] = Figures(np.concatenate(log_p)).perplexity
+            figures["pseudo_perplexity"] = perplexity(-float(np.concatenate(log_p).mean(dtype=np.float64)))
             if settings.window_bytes is not None:
                 nats = -float(np.concatenate(log_p).sum(dtype=np.float64))
                 figures["pseudo_bits_per_byte"] = nats / math.log(2) / sum(window.bytes for window in scored)
@@ -261,7 +248,7 @@ def masked_figures(
             }
     figures = {
         "accuracy": float(np.concatenate(is_first).mean()),
-        "perplexity": Figures(np.concatenate(log_p)).perplexity,
+        "perplexity": perplexity(-float(np.concatenate(log_p).mean(dtype=np.float64))),
         "constant_accuracy": float(np.bincount(np.concatenate(targets)).max() / sum(map(len, targets))),
     }
     return figures, sums

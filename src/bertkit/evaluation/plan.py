@@ -6,8 +6,6 @@ it costs.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +16,7 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.own_head import HeadChoice, HeadUse, head_use
 from bertkit.evaluation.run import EvalArguments
-from bertkit.files import sha256_of
+from bertkit.files import json_sha256, sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import watched_splits
 from bertkit.finetuning.recipe import FinetuneRecipe
@@ -261,7 +259,7 @@ def _files(evaluation: TaskEvaluation, spec: TaskSpec, splits: Sequence[str]) ->
     """
     if evaluation.data_dir is None:
         sources = [load_split(spec, split, offline=evaluation.arguments.offline).source for split in splits]
-        return {source: digest(source) for source in sources}
+        return {source: json_sha256(source) for source in sources}
     paths = [find_files(spec, split, evaluation.data_dir) for split in splits]
     parts = [each for path in paths for each in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     return {str(part): sha256_of(part) for part in parts if part.is_file()}
@@ -293,8 +291,3 @@ def finetune_arguments(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse)
 def _recipe(evaluation: TaskEvaluation, spec: TaskSpec, use: HeadUse, seed: int) -> FinetuneRecipe:
     request = finetune_arguments(evaluation, spec, use)
     return replace(request, overrides=[*request.overrides, Override("seed", seed)]).requested()
-
-
-def digest(value: Any) -> str:
-    """sha256 (hex) of a JSON-serialisable value."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

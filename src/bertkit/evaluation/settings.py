@@ -185,7 +185,15 @@ class SpeedSettings(Settings):
         " affect.",
     )
     rounds: int = Field(7, ge=1, description="Number of rounds; every model is timed once per round.")
+    against: Literal["score", "parameters", "disk_mb"] | None = Field(
+        None,
+        description="What the figure shows against milliseconds: the mean score of the tasks that all models have,"
+        " parameters, or the size of the weight files, which differs for int8 weights (default: score if all models"
+        " have a common task, else parameters).",
+    )
     seed: int = Field(0, ge=0, description="Seed for drawing tokens.")
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"against"})
 
     @property
     def reported_length(self) -> int:

@@ -32,7 +32,7 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import SurprisalSettings
-from bertkit.evaluation.text_sums import TextSums, write_sums
+from bertkit.evaluation.text_sums import TextSums, perplexity, write_sums
 from bertkit.models.scoring.pseudo_likelihood import TextScore, score_texts
 from bertkit.models.scoring.rules import LeftToRight, check_distribution, choose_rule
 from bertkit.progress import Progress, silent_progress
@@ -216,12 +216,12 @@ def _write_tables(
     return sums
 
 
-def _figures(sums: Sequence[TextSums], perplexity: str) -> dict[str, float]:
-    """Bits per word, perplexity per token, and what was counted."""
+def _figures(sums: Sequence[TextSums], name: str) -> dict[str, float | None]:
+    """Bits per word, perplexity per token under this name, and what was counted."""
     nats, tokens, words = (math.fsum(each[key] for each in sums) for key in ("nats", "tokens", "words"))
     return {
         "bits_per_word": nats / math.log(2) / max(1.0, words),
-        perplexity: math.exp(min(nats / tokens, math.log(np.finfo(np.float64).max))),
+        name: perplexity(nats / tokens),
         "sentences": float(len(sums)),
         "words": words,
         "tokens": tokens,

@@ -41,7 +41,8 @@ def _learning_curve(run: Path, directory: Path) -> list[Path]:
     scores = sorted({key for row in rows for key in row if _is_score(key)})
     if not scores:
         return []
-    table = _write(directory / "learning-curve.csv", ["step", "loss", *scores], rows)
+    columns, table = ["step", "loss", *scores], directory / "learning-curve.csv"
+    write_csv(table, columns, ([row.get(name) for name in columns] for row in rows))
     evaluated = [row for row in rows if any(key in row for key in scores)]
     groups = _by_scale({key: [row.get(key) for row in evaluated] for key in scores})
     figure, (losses, *panels) = new_figure(f"{run.name}: {rows[-1]['step']:,} steps", panels=1 + len(groups))
@@ -75,8 +76,8 @@ def _points(rows: list[dict[str, Any]], column: str) -> tuple[list[int], list[fl
 
 def _confusion(split: str, labels: list[str], counts: list[list[int]], directory: Path) -> list[Path]:
     stem = directory / f"confusion-{split.replace('/', '-')}"
-    rows = [{"gold": gold, **dict(zip(labels, row, strict=True))} for gold, row in zip(labels, counts, strict=True)]
-    table = _write(stem.with_suffix(".csv"), ["gold", *labels], rows)
+    table = stem.with_suffix(".csv")
+    write_csv(table, ["gold", *labels], ([gold, *row] for gold, row in zip(labels, counts, strict=True)))
     total = int(np.sum(counts))
     side = max(3.2, 0.5 * len(labels) + 1.6)
     figure, axes = new_figure(f"{split}: {total:,} examples", width=side + 0.8, height=side)
@@ -85,8 +86,3 @@ def _confusion(split: str, labels: list[str], counts: list[list[int]], directory
     axes.set(xlabel="predicted", ylabel="gold")
     axes.tick_params(axis="x", labelrotation=90 if max(map(len, labels)) > 4 else 0)
     return [table, *save(figure, stem)]
-
-
-def _write(path: Path, columns: list[str], rows: list[dict[str, Any]]) -> Path:
-    write_csv(path, columns, ([row.get(name) for name in columns] for row in rows))
-    return path

@@ -26,10 +26,10 @@ from bertkit.evaluation.plan import (
     PlannedEvaluation,
     PlannedTask,
     TaskEvaluation,
-    digest,
     finetune_arguments,
 )
 from bertkit.evaluation.run import EvaluationResult
+from bertkit.files import json_sha256
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import prediction_row, write_lines
@@ -91,7 +91,7 @@ def evaluate_tasks(
     whole = PlannedEvaluation.of(evaluation)
     directory, rows, planned = whole.directory, whole.published, whole.tasks
     fingerprints = {
-        "data": digest(sorted(value for task in planned for value in task.files.values())),
+        "data": json_sha256(sorted(value for task in planned for value in task.files.values())),
         "tokenizer": load_tokenizer(directory, offline=evaluation.arguments.offline).fingerprint,
         "model": weights_hash(directory),
         CONFIG_FINGERPRINT: config_hash(directory),
@@ -200,7 +200,7 @@ def _identity(
         kind="eval",
         name=f"eval-{evaluation.suite}",
         recipe_yaml=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True),
-        what_hash=digest(json.dumps(deciding, sort_keys=True)),
+        what_hash=json_sha256(json.dumps(deciding, sort_keys=True)),
         seed=evaluation.seeds[0],
         command=evaluation.arguments.command,
         fingerprints=dict(fingerprints),

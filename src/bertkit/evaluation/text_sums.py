@@ -1,12 +1,13 @@
 """Sums over each text of an evaluation of a language model, from which `runs diff` compares two models.
 
-Contract: `predictions/` of the run directory. A text is a window of `eval mlm` or a document of `eval lm`. Siblings
-mlm.py and lm.py write them, language_diff.py reads them.
+Contract: `predictions/` of the run directory. A text is a window of `eval mlm`, a document of `eval lm` or a sentence
+of `eval surprisal`. Siblings mlm.py, lm.py and surprisal.py write them, language_diff.py reads them.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,12 @@ TextSums = dict[str, Any]
 of its predicted tokens. Of `eval mlm` also how many tokens were `masked` at once and `right`, and `pseudo_nats` of all
 tokens, each masked alone."""
 _NATS = ("nats", "pseudo_nats")
+_LARGEST_MEAN = math.log(sys.float_info.max)
+
+
+def perplexity(mean: float) -> float | None:
+    """exp of the mean negative log-probability in nats; None if it exceeds every float."""
+    return math.exp(mean) if mean < _LARGEST_MEAN else None
 
 
 def write_sums(run: RunDirectory, task: str, sums: Sequence[TextSums]) -> None:

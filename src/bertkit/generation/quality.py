@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -43,23 +43,22 @@ def distinct(texts: Sequence[str], order: int) -> float | None:
     return len(found) / found.total() if found else None
 
 
-def bleu(words: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+def bleu(length: int, matches: Sequence[int], lengths: Iterable[int]) -> float:
     """BLEU-4 of one text: the geometric mean of the clipped precisions, times the brevity penalty for the reference of
-    nearest length (the shorter one of two); 0 if no word occurs in a reference."""
-    if not words or not references:
+    nearest length (the shorter one of two); 0 if no word occurs in a reference.
+
+    Args:
+        length: number of its words.
+        matches: for each order, the number of its n-grams that are in a reference, each at most as often as there.
+        lengths: of the references.
+    """
+    if not matches[0]:
         return 0.0
     log_precision = 0.0
-    for order in ORDERS:
-        own = ngrams(words, order)
-        most: Counter[tuple[str, ...]] = Counter()
-        for reference in references:
-            most |= ngrams(reference, order)
-        matches = (own & most).total()
-        if order == 1 and not matches:
-            return 0.0
-        log_precision += math.log((matches or _NO_MATCH) / max(1, own.total())) / len(ORDERS)
-    nearest = min((abs(len(each) - len(words)), len(each)) for each in references)[1]
-    return math.exp(log_precision + min(0.0, 1 - nearest / len(words)))
+    for order, found in zip(ORDERS, matches, strict=True):
+        log_precision += math.log((found or _NO_MATCH) / max(1, length - order + 1)) / len(ORDERS)
+    nearest = min((abs(each - length), each) for each in lengths)[1]
+    return math.exp(log_precision + min(0.0, 1 - nearest / length))
 
 
 def self_bleu(texts: Sequence[str]) -> float | None:
@@ -67,7 +66,22 @@ def self_bleu(texts: Sequence[str]) -> float | None:
     words = [text.split() for text in texts]
     if len(words) < 2:
         return None
-    scores = [bleu(own, [*words[:number], *words[number + 1 :]]) for number, own in enumerate(words)]
+    matches: list[list[int]] = [[] for _ in words]
+    for order in ORDERS:
+        # The two greatest counts of each n-gram: a text with the greatest is compared with the other.
+        most: dict[tuple[str, ...], tuple[int, int]] = {}
+        own = [ngrams(each, order) for each in words]
+        for counts in own:
+            for ngram, count in counts.items():
+                first, second = most.get(ngram, (0, 0))
+                most[ngram] = (max(first, count), max(min(first, count), second))
+        for found, counts in zip(matches, own, strict=True):
+            found.append(sum(min(count, most[ngram][count == most[ngram][0]]) for ngram, count in counts.items()))
+    lengths = Counter(map(len, words))
+    scores = [
+        bleu(len(each), found, (lengths - Counter([len(each)])).keys())
+        for each, found in zip(words, matches, strict=True)
+    ]
     return sum(scores) / len(scores)
 
 

@@ -10,10 +10,11 @@ Shapes: N texts of a block, F numbers stored per vector.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,17 +43,24 @@ _BLOCKS_AHEAD = 2
 """Per worker: one block is computed while another waits."""
 FIRST_BLOCK, LARGEST_BLOCK = 256, 2048
 """Texts per block: few at first, so that lines come soon, then more, so that batches are full."""
+_LONGEST_FIELD = 200
+"""In characters; longer ones are texts themselves."""
 _LARGEST_CHARACTERS = 1 << 22
 """Maximum number of characters per block, for any number of texts: 4 million bound the memory."""
 
 
 @dataclass(frozen=True)
 class InputText:
-    """A text with its id and its position in the input."""
+    """A text with its id and its position in the input.
+
+    Attributes:
+        fields: the short ones of its row besides id and text, as texts: years, names, languages.
+    """
 
     id: str
     text: str
     place: str
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,15 @@ def input_texts(rows: Iterable[tuple[str, dict[str, Any] | None]], columns: Inpu
         if row is None:
             yield InputText(str(number), "", place)
         else:
-            text = string_of(row, columns.first(row, "text"), place, "--text")
-            yield InputText(id_of(row, number, columns), text, place)
+            column = columns.first(row, "text")
+            text = string_of(row, column, place, "--text")
+            yield InputText(id_of(row, number, columns), text, place, _fields(row, {column, "id", *columns.ids}))
+
+
+def _fields(row: Mapping[str, Any], besides: Collection[str]) -> dict[str, str]:
+    values = {name: each for name, each in row.items() if isinstance(each, str | int | float) and name not in besides}
+    texts = {name: each if isinstance(each, str) else json.dumps(each) for name, each in values.items()}
+    return {name: text for name, text in texts.items() if len(text) <= _LONGEST_FIELD}
 
 
 def blocks_of(

@@ -25,12 +25,10 @@ from bertkit.data.batch import PackedBatch, batches_by_length
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.independent_batches import (
     SEQUENCE_STEP,
-    SMALLEST_BATCH,
     TOKEN_STEP,
     each_on_one_thread,
-    even_batch_tokens,
     independent_batch,
-    worker_count,
+    tokens_per_batch,
 )
 from bertkit.models.families.static import StaticEncoder
 from bertkit.models.files.hub import check_vocabulary
@@ -65,6 +63,10 @@ class Embedder:
         name: the model's, for messages.
         max_tokens: maximum sequence length with special tokens; None: the model's limit.
 
+    Attributes:
+        fingerprint: sha256 (hex) of all that determines the vectors besides precision and length: weights, config.json,
+            modules, tokenizer; empty if the model was not read from a directory.
+
     Raises:
         UsageError: `max_tokens` exceeds the model's limit.
     """
@@ -80,8 +82,8 @@ class Embedder:
         self.max_tokens = max_tokens or model.max_tokens
         self.tokenizer = tokenizer
         self._engine = engine
-        self._model = model.to(engine.device).eval()
-        self._fingerprint = self._earlier_fingerprint = ""
+        self.model = model.to(engine.device).eval()
+        self.fingerprint = self._earlier_fingerprint = ""
         self._loaded_by: Callable[[], Embedder] | None = None
         self._encoder = SequenceEncoder(
             tokenizer, max_tokens=self.max_tokens, token_types=model.model.encoder.config.reads_token_types
@@ -113,7 +115,7 @@ class Embedder:
         described = _described(model, weights_hash(inner), tokenizer.fingerprint)
         config = config_hash(inner) if (inner / CONFIG_FILE).is_file() else None
         found._earlier_fingerprint = _hash(described)
-        found._fingerprint = _hash([*described, {CONFIG_FILE: config}])
+        found.fingerprint = _hash([*described, {CONFIG_FILE: config}])
         if engine.bf16:
             cast_linears_to_bf16(model)
             if engine.device.type == "cpu":
@@ -129,25 +131,14 @@ class Embedder:
         assert self._loaded_by is not None, "of a model directory"
         return self._loaded_by
 
-    @property
-    def model(self) -> SentenceModel:
-        """The sentence encoder."""
-        return self._model
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 (hex) of all that determines the vectors besides precision and length: weights, config.json, modules,
-        tokenizer."""
-        return self._fingerprint
-
     def has_fingerprint(self, recorded: Any) -> bool:
         """Whether this is a fingerprint of the model; those of earlier versions do not include config.json."""
-        return recorded in (self._fingerprint, self._earlier_fingerprint)
+        return recorded in (self.fingerprint, self._earlier_fingerprint)
 
     @property
     def reading(self) -> TextReading:
         """The model's prompts and lower-casing."""
-        return self._model.reading
+        return self.model.reading
 
     @property
     def precision(self) -> str:
@@ -167,7 +158,7 @@ class Embedder:
     @property
     def is_sparse(self) -> bool:
         """Whether a vector has a weight for each word of the vocabulary, most of them 0 (SPLADE)."""
-        return is_sparse(self._model.pooling)
+        return is_sparse(self.model.pooling)
 
     is_by_token = False
     """Whether a text has a vector for each token; see token_embedder.py."""
@@ -175,7 +166,7 @@ class Embedder:
     @property
     def normalises(self) -> bool:
         """Whether the model's own last step scales vectors to unit length."""
-        last = list(self._model.after_pooling.children())[-1:]
+        last = list(self.model.after_pooling.children())[-1:]
         return bool(last) and isinstance(last[0], Normalise)
 
     def token_ids(self, texts: Sequence[str], prompt: str | None = None) -> list[list[int]]:
@@ -188,12 +179,12 @@ class Embedder:
         Raises:
             DataError: the model's pooling leaves the tokens of prompts out.
         """
-        if prompt and not self._model.pools_prompt:
+        if prompt and not self.model.pools_prompt:
             raise DataError(
                 f"{self.name}: its pooling leaves out the tokens of a prompt (include_prompt is false), which is not"
                 " supported; embed the texts without a prompt"
             )
-        return self._encoder.ids([self._model.reading(text, prompt) for text in texts])
+        return self._encoder.ids([self.model.reading(text, prompt) for text in texts])
 
     def sequences(self, texts: Sequence[str | Sequence[int]], prompt: str | None = None) -> list[TextSequence]:
         """The sequences of texts after a prompt, or of token ids without the special ones, cut to the model's length.
@@ -291,7 +282,8 @@ class Embedder:
         """The numbers of the sequences of each batch and their vectors; a sequence without tokens has none."""
         real = [number for number, each in enumerate(sequences) if each.ids]
         lengths = [len(sequences[number].ids) for number in real]
-        chosen = [[real[place] for place in batch] for batch in batches_by_length(lengths, self._batch_tokens(lengths))]
+        batches = batches_by_length(lengths, tokens_per_batch(lengths, self._engine))
+        chosen = [[real[place] for place in batch] for batch in batches]
 
         def computed(batch: Sequence[int]) -> Float32Array:
             return self._computed([sequences[number][:2] for number in batch])
@@ -314,18 +306,11 @@ class Embedder:
         """
         return self.joined(self.parts(texts, long, prompt))
 
-    def _batch_tokens(self, lengths: Sequence[int]) -> int:
-        """Tokens per batch; on a CPU chosen so that all threads get the same number of batches, at least one."""
-        most = self._engine.micro_batch_tokens
-        if self._engine.device.type != "cpu":
-            return most
-        return min(most, max(SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
-
     def _computed(self, sequences: Sequence[tuple[list[int], list[int]]]) -> Float32Array:
         ids, types = zip(*sequences, strict=True)
         packed: PackedBatch = independent_batch(ids, types, max_tokens=self.max_tokens).to(self._engine.device)
         with torch.inference_mode(), self._engine.autocast():
-            vectors: Float32Array = self._model(packed)[: len(sequences)].float().cpu().numpy()
+            vectors: Float32Array = self.model(packed)[: len(sequences)].float().cpu().numpy()
         return vectors
 
 

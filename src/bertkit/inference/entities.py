@@ -103,7 +103,7 @@ def _pieces(sentences: Iterable[list[Place]]) -> Iterator[list[Place]]:
             if piece and len(piece) + len(places) > PART_WORDS:
                 yield piece
                 piece = []
-            piece = [*piece, *places]
+            piece += places
     if piece:
         yield piece
 

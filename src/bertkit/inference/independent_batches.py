@@ -31,10 +31,11 @@ from typing import TypeVar
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.training.engine import Engine
 
 TOKEN_STEP = 64
 SEQUENCE_STEP = 16
-SMALLEST_BATCH = 256
+_SMALLEST_BATCH = 256
 """Batches with fewer tokens are not split to use more threads."""
 
 Item = TypeVar("Item")
@@ -80,6 +81,14 @@ def filler_lengths(tokens: int, sequences: int, *, max_tokens: int) -> list[int]
         return []
     each, longer = divmod(total, count)
     return [each + 1] * longer + [each] * (count - longer)
+
+
+def tokens_per_batch(lengths: Sequence[int], engine: Engine) -> int:
+    """Tokens per batch; on a CPU such that all threads get the same number of batches, at least one."""
+    most = engine.micro_batch_tokens
+    if engine.device.type != "cpu":
+        return most
+    return min(most, max(_SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
 
 
 def even_batch_tokens(lengths: Sequence[int], most_tokens: int, workers: int) -> int:

@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 from bertkit.arrays import Int64Array
 from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.inference.independent_batches import (
-    SMALLEST_BATCH,
     each_on_one_thread,
-    even_batch_tokens,
     independent_batch,
-    worker_count,
+    tokens_per_batch,
 )
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress, silent_progress
@@ -45,9 +43,7 @@ def independent_outputs(
     if engine.device.type != "cpu":
         return predict(model, task, features, engine, progress=progress, label=label)
     model.eval()
-    most, lengths = engine.micro_batch_tokens, features.tokens_I.tolist()
-    most = min(most, max(SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
-    batches = list(prediction_batches(features, most))
+    batches = list(prediction_batches(features, tokens_per_batch(features.tokens_I.tolist(), engine)))
 
     def computed(items: Int64Array) -> list[NDArray[Any]]:
         with torch.inference_mode():

@@ -16,14 +16,13 @@ from numbers import Integral
 from typing import Any, Literal
 
 import torch
-from scipy.sparse import csr_matrix
 
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.generation.run import generate
 from bertkit.generation.settings import GenerationSettings
 from bertkit.inference.documents import Item, documents
-from bertkit.inference.embedder import Embedder, TextSequence
+from bertkit.inference.embedder import Embedder
 from bertkit.inference.independent_predictions import independent_outputs
 from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
@@ -33,7 +32,7 @@ from bertkit.models.files.hub import check_vocabulary, load_model
 from bertkit.models.files.model_files import encoder_directory, find_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.scoring.fill_mask import fill_masks
-from bertkit.models.sentence import TextReading, is_token_encoder
+from bertkit.models.sentence import is_token_encoder
 from bertkit.openmp import warn_of_more_threads
 from bertkit.recipe.errors import validate
 from bertkit.recipe.tree import Located
@@ -111,7 +110,7 @@ class Model:
         return self.documents(self.examples(inputs), top=top)
 
     def examples(self, inputs: Iterable[Input]) -> list[Item]:
-        """The inputs of `predict` as examples; None if there is nothing to read.
+        """The inputs of `predict` as examples; an empty text if there is nothing to read.
 
         Raises:
             DataError: the model has no fine-tuned head, or an input has no value for a required field.
@@ -190,11 +189,12 @@ class Model:
         chosen = [_text(each, f"text {number}") for number, each in enumerate(_several(texts, "encode"))]
         if prompt is not None and prompt_name is not None:
             raise UsageError("encode(): prompt and prompt_name: give one of them")
-        sequences = self.sequences(chosen, self.prompts.named(prompt_name) if prompt_name is not None else prompt)
+        prompt = self.embedder.reading.named(prompt_name) if prompt_name is not None else prompt
+        sequences = self.embedder.sequences(chosen, prompt)
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
         if empty is not None:
             raise DataError(f"text {empty} ({chosen[empty]!r}) has no tokens; leave it out")
-        return self.vectors(sequences)
+        return self.embedder.vectors(sequences)
 
     def token_vectors(
         self, texts: Iterable[str], *, role: Literal["query", "document"] = "document"
@@ -230,27 +230,15 @@ class Model:
             raise UsageError(f"{self.name}: has no vector for each token (ColBERT); encode() gives one vector per text")
         return TokenEmbedder.load(self.directory, self._engine, name=self.name, offline=self._offline)
 
-    @property
-    def prompts(self) -> TextReading:
-        """The embedder's prompts."""
-        return self._embedder.reading
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The model with a vector for each text, for a server, which tokenises and computes apart."""
+        return Embedder.load(self.directory, resolve_engine(self._settings), name=self.name, offline=self._offline)
 
     @cached_property
     def vocabulary_words(self) -> list[str]:
         """The word of each number of a sparse vector (SPLADE)."""
-        return words_of_vocabulary(self._embedder)
-
-    def sequences(self, texts: Sequence[str | Sequence[int]], prompt: str | None = None) -> list[TextSequence]:
-        """The sequences of texts, or of token ids, as `vectors` reads them; see `Embedder.sequences`."""
-        return self._embedder.sequences(texts, prompt)
-
-    def vectors(self, sequences: Sequence[TextSequence]) -> Float32Array:
-        """The vector of each sequence, (N, E), in order; see `Embedder.vectors`."""
-        return self._embedder.vectors(sequences)
-
-    def sparse_vectors(self, sequences: Sequence[TextSequence]) -> csr_matrix:
-        """The same of a SPLADE model as a sparse matrix; see `Embedder.sparse_vectors`."""
-        return self._embedder.sparse_vectors(sequences)
+        return words_of_vocabulary(self.embedder)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[dict[str, Any]]]:
         """The most probable tokens at each [MASK] of a text.
@@ -368,10 +356,6 @@ class Model:
         model, _ = load_model(self.directory)
         check_vocabulary(model, self._tokenizer, source=self.name)
         return model.to(self._engine.device)
-
-    @cached_property
-    def _embedder(self) -> Embedder:
-        return Embedder.load(self.directory, resolve_engine(self._settings), name=self.name, offline=self._offline)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -26,7 +26,8 @@ from bertkit.finetuning.prediction import predict
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import head_directory, recipe_of
 from bertkit.inference.predict_input import InputColumns
-from bertkit.inference.predict_jobs import PredictedWindow, predicted_by_workers
+from bertkit.jobs.job import Job
+from bertkit.jobs.registry import executor_of
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.files.hub import check_vocabulary, load_model, read_config
@@ -45,6 +46,7 @@ from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.tasks.tagging import Tagging
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
+from bertkit.visible import shell_word
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,23 @@ FIRST_WINDOW, LARGEST_WINDOW = 64, 4096
 """Examples predicted together: few at first, so that an answer comes soon, then more, so that batches are full."""
 LARGEST_CHARACTERS = 1 << 22
 """Characters per group of examples, for any number of examples: 4 million bound the memory."""
+_WINDOWS_AHEAD = 2
+"""Per worker: one window is computed while another waits."""
+
+
+@dataclass(frozen=True)
+class PredictedWindow:
+    """Examples predicted together.
+
+    Attributes:
+        examples: None for a blank line.
+        predictions: of the examples that are not None, in order.
+        cut: how many of them were cut to the model's maximum length.
+    """
+
+    examples: list[Example | None]
+    predictions: list[Prediction]
+    cut: int
 
 
 @dataclass(frozen=True)
@@ -116,7 +135,7 @@ class Predictor:
         if is_token_encoder(whole):
             raise DataError(
                 f"{name}: computes a vector for each token (ColBERT) and predicts no label; `bertkit search --rerank"
-                f" {name}` ranks texts with it, as does late_scores(query, texts) in Python"
+                f" {shell_word(name)}` ranks texts with it, as does late_scores(query, texts) in Python"
             )
         directory = encoder_directory(whole)
         if spec is not None:
@@ -135,12 +154,14 @@ class Predictor:
         if not has_head(config, contents, found.head) and not has_vector_head(contents):
             if found.kind == "embedding":
                 raise DataError(
-                    f"{name}: computes vectors and predicts no label; `bertkit embed --model {name}` embeds texts"
+                    f"{name}: computes vectors and predicts no label; `bertkit embed --model {shell_word(name)}` embeds"
+                    " texts"
                 )
             raise DataError(
-                f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {name}` makes one"
+                f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {shell_word(name)}` makes"
+                " one"
             )
-        names = _labels(directory, contents).names if spec is None else names_in_order(contents, spec, name)
+        names = Labels.from_hub(contents).names if spec is None else names_in_order(contents, spec, name)
         # Without the contents of config.json, `names` keep the order of the model's outputs.
         task = build_task(recipe, examples, names, config, {}, directory)
         model, report = load_model(directory, heads=(task.head,), labels=task.labels)
@@ -208,8 +229,7 @@ class Predictor:
         joined = same_document if reads_documents else None
         windows = windows_of(examples, first, largest, joined)
         if executor is not None and executor.is_parallel:
-            assert self.loader is not None, "of a model directory"
-            predicted = predicted_by_workers(self.loader, weights_hash(self.directory), windows, executor)
+            predicted = self._predicted_by_workers(windows, executor)
         else:
             predicted = map(self.predicted_window, windows)
         for done in predicted:
@@ -219,6 +239,18 @@ class Predictor:
                 yield example, None if example is None else next(remaining)
         if self.warns_of_cut:
             self._warn_of_cut(cut, count)
+
+    def _predicted_by_workers(
+        self, windows: Iterable[list[Example | None]], executor: ExecutorSettings
+    ) -> Iterator[PredictedWindow]:
+        """Each window with its predictions, in order; every worker reads the model once. It predicts a window in the
+        same batches, so the predictions are those of one process with as many threads."""
+        assert self.loader is not None, "of a model directory"
+        job = partial(_predict_job, self.loader, weights_hash(self.directory))
+        with executor_of(executor, fresh_process=False) as workers:
+            jobs = (Job(f"window {n} of examples", partial(job, window)) for n, window in enumerate(windows))
+            for done in workers.run(jobs, ordered=True, ahead=_WINDOWS_AHEAD):
+                yield done.value
 
     def predicted_window(self, window: list[Example | None]) -> PredictedWindow:
         """The predictions of some examples, with candidates if the task has any."""
@@ -286,6 +318,26 @@ class Predictor:
             log.warning("%d of %d examples were cut to %d tokens", cut, count, self.encoder.max_tokens)
 
 
+_loaded: dict[str, Predictor] = {}
+"""A worker's models by the hash of their weights; a worker serves one command."""
+
+
+def _predict_job(load: Callable[[], Predictor], identity: str, window: list[Example | None]) -> PredictedWindow:
+    """A window on a worker.
+
+    Raises:
+        DataError: the worker finds a different model at the same path.
+    """
+    if identity not in _loaded:
+        predictor = load()
+        if weights_hash(predictor.directory) != identity:
+            raise DataError(
+                f"{predictor.directory}: a worker found different weights here; all machines must read the same files"
+            )
+        _loaded[identity] = predictor
+    return _loaded[identity].predicted_window(window)
+
+
 def windows_of(
     items: Iterable[Any],
     first: int = FIRST_WINDOW,
@@ -328,11 +380,11 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
     if not heads:
         raise DataError(
             f"{name}: has no task head (architectures: {', '.join(contents.get('architectures') or ['none'])});"
-            f" `bertkit finetune --task TASK --model {name}` makes one"
+            f" `bertkit finetune --task TASK --model {shell_word(name)}` makes one"
         )
     if heads[0] != HEADS["classification"]:
         return next(kind for kind, head in HEADS.items() if head == heads[0])
-    labels = _labels(Path(name), contents)
+    labels = Labels.from_hub(contents)
     if labels.is_regression:
         return "regression"
     return "multi_label" if labels.problem_type == "multi_label_classification" else "classification"
@@ -352,7 +404,7 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
     Raises:
         DataError: the outputs are not the task's labels, or have no names.
     """
-    labels = _labels(Path(name), contents)
+    labels = Labels.from_hub(contents)
     if spec.kind == "regression" and labels.count != 1:
         raise DataError(f"{name}: its head has {labels.count} outputs, {spec.name} needs 1; {_NEW_HEAD}")
     if spec.labels is None:
@@ -365,13 +417,6 @@ def names_in_order(contents: Mapping[str, Any], spec: TaskSpec, name: str) -> tu
         raise DataError(f"{error}; or {_NEW_HEAD}") from error
     by_output = dict(zip(order, spec.labels, strict=True))
     return tuple(by_output[number] for number in range(len(order)))
-
-
-def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
-    try:
-        return Labels.from_hub(contents)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{directory}/config.json: {error}") from error
 
 
 def columns_of(recipe: FinetuneRecipe) -> InputColumns:

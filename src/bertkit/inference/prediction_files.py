@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, get_args
 
 from bertkit.errors import UsageError
 from bertkit.files import finite, replacing
@@ -22,10 +22,15 @@ from bertkit.inference.vector_files import form_of_output
 from bertkit.tables import cell
 from bertkit.visible import visible_json
 
-PredictionForm = Literal["jsonl", "csv", "tsv", "conll", "conllu"]
-FORMS: dict[str, PredictionForm] = {f".{form}": form for form in ("jsonl", "csv", "tsv", "conll", "conllu")}
+PredictionForm = Literal["jsonl", "csv", "tsv", "parquet", "conll", "conllu"]
+FORMS: dict[str, PredictionForm] = {f".{form}": form for form in get_args(PredictionForm)}
 _SEPARATOR = "|"
 """Between the labels of a multi-label prediction, if the training data had no table; as in tables for fine-tuning."""
+_ROWS_AT_ONCE = 8192
+"""Rows per row group of Parquet."""
+
+Write = Callable[[Mapping[str, Any]], Any]
+"""Writes a document of `documents`."""
 
 
 def prediction_form(out: Path, predictor: Predictor, form: Form | None) -> PredictionForm:
@@ -43,7 +48,7 @@ def prediction_form(out: Path, predictor: Predictor, form: Form | None) -> Predi
     found = form_of_output(out, FORMS)
     if found in ("conll", "conllu") and found != form:
         raise UsageError(f"--out {out}: only input in columns (--format {found}) becomes such columns; write .jsonl")
-    if found in ("csv", "tsv") and predictor.kind == "tagging":
+    if found in ("csv", "tsv", "parquet") and predictor.kind == "tagging":
         raise UsageError(f"--out {out}: the tags or entities of a text do not fit into one row; write .jsonl")
     return found
 
@@ -56,38 +61,75 @@ def columns_file(out: Path) -> Iterator[Callable[[str], Any]]:
 
 
 @contextmanager
-def prediction_file(out: Path, predictor: Predictor) -> Iterator[Callable[[Mapping[str, Any]], Any]]:
+def prediction_file(out: Path, predictor: Predictor) -> Iterator[Write]:
     """A function that writes a document of `documents` to a file that appears once it is complete.
 
     A table has the documents' fields as columns. A score per label has a column `score/LABEL`, which is empty for
-    labels that `top` leaves out. Other lists and objects are JSON, and what a spreadsheet would take for a formula is
-    marked as text (`bertkit.tables`).
+    labels that `top` leaves out. Other lists and objects are JSON, except the labels of Parquet, and in CSV and TSV
+    what a spreadsheet would take for a formula is marked as text (`bertkit.tables`).
     """
+    form = form_of_output(out, FORMS)
     with replacing(out) as file:
-        if form_of_output(out, FORMS) == "jsonl":
+        if form == "jsonl":
             yield lambda document: file.write(_bytes(f"{_json(document)}\n"))
+        elif form == "parquet":
+            with _parquet(file, predictor) as write:
+                yield write
         else:
-            yield _table(file, predictor, "\t" if out.suffix == ".tsv" else ",")
+            yield _table(file, predictor, "\t" if form == "tsv" else ",")
 
 
-def _table(file: BinaryIO, predictor: Predictor, delimiter: str) -> Callable[[Mapping[str, Any]], Any]:
-    labels = predictor.scored_labels
+def _columns_of(predictor: Predictor) -> list[str]:
     others = {"span": ["scores", "answers", "no_answer"], "choice": ["scores"]}.get(predictor.kind, [])
-    columns = ["id", "prediction", *others, *(_score_of(label) for label in labels)]
-    task = predictor.recipe.task
+    return ["id", "prediction", *others, *(_score_of(label) for label in predictor.scored_labels)]
+
+
+def _values(document: Mapping[str, Any], predictor: Predictor) -> dict[str, Any]:
+    """The document's fields with each label's score as a field of its own."""
+    scores = document.get("scores", {}) if predictor.scored_labels else {}
+    return {**document, **{_score_of(label): score for label, score in scores.items()}}
+
+
+def _table(file: BinaryIO, predictor: Predictor, delimiter: str) -> Write:
+    columns, task = _columns_of(predictor), predictor.recipe.task
     separator = task.columns.separator if isinstance(task, CustomTask) else _SEPARATOR
     writer = csv.writer(_Encoding(file), delimiter=delimiter, lineterminator="\n")
     writer.writerow(map(cell, columns))
 
     def write(document: Mapping[str, Any]) -> None:
-        values = dict(document)
-        if labels:
-            values |= {_score_of(label): score for label, score in values.pop("scores", {}).items()}
+        values = _values(document, predictor)
         if isinstance(values["prediction"], list):
             values["prediction"] = separator.join(values["prediction"])
         writer.writerow([_cell(values.get(column)) for column in columns])
 
     return write
+
+
+@contextmanager
+def _parquet(file: BinaryIO, predictor: Predictor) -> Iterator[Write]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kinds = {"regression": pa.float64(), "choice": pa.int64(), "multi_label": pa.list_(pa.string())}
+    types = dict.fromkeys(("id", "scores", "answers"), pa.string())
+    types["prediction"] = kinds.get(predictor.kind, pa.string())
+    schema = pa.schema([(name, types.get(name, pa.float64())) for name in _columns_of(predictor)])
+    rows: list[dict[str, Any]] = []
+    with parquet.ParquetWriter(file, schema) as writer:
+
+        def flush() -> None:
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+            rows.clear()
+
+        def write(document: Mapping[str, Any]) -> None:
+            values = _values(document, predictor)
+            chosen = {name: values[name] for name in schema.names if name in values}
+            rows.append({name: _json(each) if name in ("scores", "answers") else each for name, each in chosen.items()})
+            if len(rows) == _ROWS_AT_ONCE:
+                flush()
+
+        yield write
+        flush()
 
 
 class _Encoding:

@@ -25,11 +25,9 @@ from bertkit.data.batch import batches_by_length
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.embedder import Long, TooLongError
 from bertkit.inference.independent_batches import (
-    SMALLEST_BATCH,
     each_on_one_thread,
-    even_batch_tokens,
     independent_batch,
-    worker_count,
+    tokens_per_batch,
 )
 from bertkit.models.files.hub import check_vocabulary
 from bertkit.models.files.model_files import config_hash, encoder_directory, weights_hash
@@ -174,16 +172,13 @@ class TokenEmbedder:
             DataError: a vector contains numbers that are not finite.
         """
         lengths = [len(each.ids) for each in sequences]
-        most = self._engine.micro_batch_tokens
-        on_cpu = self._engine.device.type == "cpu"
-        if on_cpu:
-            most = min(most, max(SMALLEST_BATCH, even_batch_tokens(lengths, most, worker_count())))
-        batches = batches_by_length(lengths, most)
+        batches = batches_by_length(lengths, tokens_per_batch(lengths, self._engine))
         found: list[Float32Array] = [np.empty((0, 0), dtype=np.float32)] * len(sequences)
 
         def computed(batch: Sequence[int]) -> Float32Array:
             return self._computed([sequences[number] for number in batch])
 
+        on_cpu = self._engine.device.type == "cpu"
         results = each_on_one_thread(computed, batches) if on_cpu else map(computed, batches)
         for batch, rows in zip(batches, results, strict=True):
             if not np.isfinite(rows).all():

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bertkit.errors import UsageError
 from bertkit.files import open_to_write, replacing
 from bertkit.inference.part_files import PartFiles
+from bertkit.stores.url import SCHEMES
 
 FileForm = Literal["npy", "parquet", "arrow"]
 Form = TypeVar("Form")
@@ -44,8 +45,11 @@ def require_output(out: Path, *inputs: Path | None) -> None:
     """Refuse a path that a command cannot write to, before it computes anything.
 
     Raises:
-        UsageError: the directory does not exist, the path is a directory, or it is one of the inputs.
+        UsageError: it is on a store, the directory does not exist, the path is a directory, or it is one of the inputs.
     """
+    scheme = str(out).partition(":/")[0]  # a path has lost one of the slashes
+    if scheme in SCHEMES and str(out) != scheme:
+        raise UsageError(f"--out {scheme}://...: the file is written to a local directory; give one, and copy the file")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: the directory {out.parent} does not exist; create it")
     if out.is_dir():

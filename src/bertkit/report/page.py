@@ -89,5 +89,5 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
 def _points(run: ReportedRun, name: str) -> tuple[list[int], list[float]]:
     """Steps and values that a run has; subsampled if there are many."""
     rows = [row for row in run.curve if row.get(name) is not None]
-    rows = rows[:: max(1, len(rows) // _MOST_POINTS)]
+    rows = rows[:: max(1, -(-len(rows) // _MOST_POINTS))]
     return [row["step"] for row in rows], [row[name] for row in rows]

@@ -129,6 +129,14 @@ def test_sick_is_read_from_either_release(tmp_path: Path) -> None:
         find_sets(tmp_path, StsSettings())
 
 
+def test_the_year_is_that_of_the_sets_own_folder(tmp_path: Path) -> None:
+    root = tmp_path / "STS12-to-STS16"
+    (write_sets(root) / "STS" / "STS12-en-test").rename(root / "STS13-en-test")
+    assert [each.name for each in find_sets(root, StsSettings()) if each.name.startswith("sts1")] == ["sts13"]
+    (sts13,) = find_sets(root / "STS13-en-test", StsSettings())
+    assert sts13.name == "sts13"
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -342,6 +342,23 @@ def test_negatives_are_near_and_not_right(built: TextIndex, embedder: Embedder) 
         assert [text for text, _ in found] == expected
 
 
+def test_copies_of_a_text_are_one_negative(
+    built: TextIndex, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores of equal vectors may differ in the last bit, by their places in a block of many queries."""
+
+    def two_of_each(index: Any, query_QE: Any, count: int) -> tuple[Any, Any]:
+        scores, numbers = vectors.nearest(index, query_QE, count)
+        scores, numbers = np.repeat(scores, 2, axis=1), np.repeat(numbers, 2, axis=1)
+        scores[:, 1::2] = np.nextafter(scores[:, 1::2], np.float32(-1))
+        return scores, numbers
+
+    monkeypatch.setattr("bertkit.inference.search.mining.nearest", two_of_each)
+    pair = LabelledPair(TEXTS[0], TEXTS[0])
+    ((_, found),) = hard_negatives(built, embedder, [pair], {}, NegativeSettings(negatives=5))
+    assert len({text for text, _ in found}) == len(found) == 5
+
+
 def test_a_positive_of_several_anchors_is_embedded_once(
     built: TextIndex, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

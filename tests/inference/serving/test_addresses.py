@@ -50,7 +50,7 @@ def test_embeddings_are_those_of_encode(models: Models) -> None:
     response = post([base], "/v1/embeddings", {"model": "base", "input": TEXTS})
     assert np.array_equal(vectors_of(response), expected)
     document = response.json()
-    lengths = [len(each.ids) for each in base.model.sequences(TEXTS)]
+    lengths = [len(each.ids) for each in base.model.embedder.sequences(TEXTS)]
     assert document["usage"] == {
         "prompt_tokens": sum(lengths),
         "total_tokens": sum(lengths),
@@ -75,7 +75,7 @@ def test_a_body_without_its_header_is_told(models: Models) -> None:
 
 def test_token_ids_and_base64(models: Models) -> None:
     base = models["base"]
-    ids = [each.ids[1:-1] for each in base.model.sequences(["the fine cat", "a list"])]
+    ids = [each.ids[1:-1] for each in base.model.embedder.sequences(["the fine cat", "a list"])]
     asked = {"model": "base", "input": ids, "encoding_format": "base64"}
     found = post([base], "/v1/embeddings", asked).json()["data"]
     decoded = [np.frombuffer(base64.b64decode(each["embedding"]), dtype="<f4") for each in found]

@@ -313,6 +313,14 @@ def test_names_of_models_show_no_directories(tmp_path: Path) -> None:
             names_of([bad])
 
 
+def test_a_directory_whose_name_has_a_sign_is_no_name_and_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rte-seed=0").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert names_of(["rte-seed=0", "x=rte-seed=0"]) == {"rte-seed=0": "rte-seed=0", "x": "rte-seed=0"}
+
+
 def test_a_request_beyond_the_queue_is_a_mistake_of_the_settings() -> None:
     with pytest.raises(ValueError, match="raise queue_tokens or lower max_request_tokens"):
         ServeSettings(queue_tokens=10, max_request_tokens=11)

@@ -31,7 +31,7 @@ class BabylmTask:
         items: number of items in the full set.
         subsets: number of subsets in the full set.
         read: its reader; None for reading times, which are not choices.
-        groups: prefixes of the subsets' names; see `choices.weights_of`.
+        groups: prefixes of the subsets' names; see `items.weights_of`.
         correlates: whether its score is a rank correlation with people's shares instead of an accuracy.
     """
 

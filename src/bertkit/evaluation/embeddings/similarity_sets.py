@@ -111,7 +111,9 @@ def _below(directory: Path, pattern: str) -> Path | None:
 
 def _yearly(directory: Path, year: str) -> ScoredPairs | None:
     """STS12 to STS16: two files per subset; scores are empty for unrated pairs."""
-    folders = sorted({path.parent for path in directory.rglob("STS.input.*.txt") if f"STS{year}" in str(path)})
+    # The last year in a path is the set's: a directory above may be named after several.
+    folders = sorted({path.parent for path in directory.rglob("STS.input.*.txt")})
+    folders = [each for each in folders if re.findall(r"STS(\d\d)", str(each))[-1:] == [year]]
     if not folders:
         return None
     files, subsets = [], {}

@@ -13,6 +13,7 @@ from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
+from bertkit.metrics import LOWER_IS_BETTER
 from bertkit.models.files.model_files import find_model
 from bertkit.recipe.tree import read_tree
 from bertkit.run.directory import RECIPE, RECORD, RunDirectory
@@ -23,7 +24,7 @@ from bertkit.tasks.published_compression import NO_METHOD, method_in, method_nam
 
 _SUITES_WITHOUT_TASKS = ("blimp", "mlm")
 """Suites whose parts are not separate tasks: their average is the score."""
-_SUITES_WITHOUT_SCORES = ("lm", "speed")
+_SUITES_WITHOUT_SCORES = ("lm", "surprisal", "speed")
 """Suites for which lower is better."""
 
 
@@ -67,13 +68,15 @@ def scores_of(run: RunDirectory) -> dict[str, Score]:
 
 
 def _main_metric(task: str, metrics: Mapping[str, Any], primary: Any) -> str | None:
-    """The selection metric: from the results, else from the catalogue, else accuracy or the first metric."""
+    """The selection metric: from the results, else from the catalogue, else accuracy or the first metric; none for
+    which lower is better."""
     named = primary.get(task) if isinstance(primary, dict) else primary
     try:
         usual = find_task(task).primary
     except UsageError:
         usual = "accuracy"
-    return next((name for name in (named, usual, "accuracy", *metrics) if name in metrics), None)
+    found = (name for name in (named, usual, "accuracy", *metrics) if name in metrics)
+    return next((name for name in found if name not in LOWER_IS_BETTER), None)
 
 
 def scores_by_model(models: Sequence[LoadedModel], results: Sequence[str], runs_root: Path) -> list[dict[str, Score]]:

@@ -1,4 +1,4 @@
-"""The report of `eval speed`: two tables as CSV, and a figure of scores (or parameters) against milliseconds.
+"""The report of `eval speed`: two tables as CSV, and a figure of scores (or sizes) against milliseconds.
 
 In the style of evaluation/plots.py: grey, distinguished by marker, each point labelled with its model.
 
@@ -64,41 +64,41 @@ def compression_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_pareto(results: Mapping[str, Any]) -> Figure:
-    """One panel per batch size: milliseconds (logarithmic) against score or parameters; the frontier is a line."""
+    """One panel per batch size: milliseconds (logarithmic) against score or size; the frontier is a line."""
     pareto = results["pareto"]
-    by_score = pareto["against"] == "score"
+    against = pareto["against"]
     points: Sequence[Mapping[str, Any]] = pareto["points"]
     batches = list(dict.fromkeys(point["batch"] for point in points))
     rounds, threads = results["settings"]["rounds"], results["threads"]
     where = thread_count(threads) if results["device"] == "cpu" else results["device"]
     where += ", processor time" if results["settings"]["clock"] == "processor" else ""
-    goal = "score" if by_score else "size"
+    goal = "score" if against == "score" else "size"
     title = (
         f"Speed and {goal}: {points[0]['length']} tokens per sentence, {where}, median and quartiles of {rounds} rounds"
     )
     figure, axes = new_figure(title, panels=len(batches), width=_PANEL_WIDTH * len(batches), height=_PANEL_HEIGHT)
     tasks = pareto["tasks"]
     which = f"mean of {len(tasks)} tasks" if len(tasks) > 1 else "".join(tasks)
-    height = f"score, % ({which})"
+    heights = {
+        "score": f"score, % ({which})",
+        "parameters": "parameters, millions (log scale)",
+        "disk_mb": "weight files, MB (log scale)",
+    }
     labels = list(dict.fromkeys(point["model"] for point in points))
     for panel, batch in zip([axes] if len(batches) == 1 else axes, batches, strict=True):
         own = [point for point in points if point["batch"] == batch]
-        _draw_panel(panel, own, labels, by_score=by_score)
-        plain(
-            panel,
-            x="milliseconds per sentence (log scale)",
-            y=height if by_score else "parameters, millions (log scale)",
-            title=f"batch of {batch}",
-        )
+        _draw_panel(panel, own, labels, against)
+        plain(panel, x="milliseconds per sentence (log scale)", y=heights[against], title=f"batch of {batch}")
         panel.grid(visible=False, which="minor")
     return figure
 
 
-def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequence[str], *, by_score: bool) -> None:
+def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequence[str], against: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     xs = [point["ms_per_sentence"] for point in points]
-    ys = [100 * point["score"] if by_score else point["parameters"] / 1e6 for point in points]
+    by_score, scale = against == "score", {"score": 100, "parameters": 1e-6, "disk_mb": 1}[against]
+    ys = [scale * point[against] for point in points]
     axes.set_xscale("log")
     axes.set_xlim(
         min(point["ms_lower_quartile"] for point in points) / 1.4,

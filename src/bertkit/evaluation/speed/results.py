@@ -8,7 +8,7 @@ than the first model, and the published row of the model's method.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,43 +19,11 @@ from bertkit.evaluation.speed.record import Score
 from bertkit.evaluation.speed.timing import Cell, TimedModel, Timings
 from bertkit.metrics.statistics import summarise
 from bertkit.openmp import thread_count
-from bertkit.tasks.published_compression import PublishedCompression, published_compression
+from bertkit.tasks.published_compression import published_compression
 
 SUITE = "speed"
 _MEGA = 1e6
 _MILLI = 1e3
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """A model compared with the reference.
-
-    Attributes:
-        label: its short name.
-        size: bytes of the reference's weights divided by its own.
-        parameters: parameters of the reference divided by its own.
-        retention: share of the reference's score; None without common tasks.
-        tasks: the tasks it was computed over.
-        speed_up: how many times as fast as the reference at `measured_at`; None if either cannot read that length.
-        measured_at: batch size and length.
-        published: published row of its method; None if unknown.
-        known_by: source of the method's name.
-    """
-
-    label: str
-    size: float
-    parameters: float
-    retention: float | None
-    tasks: tuple[str, ...]
-    speed_up: float | None
-    measured_at: str
-    published: PublishedCompression | None
-    known_by: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For results.json."""
-        published = None if self.published is None else self.published.model_dump()
-        return vars(self) | {"published": published}
 
 
 def retention(scores: Mapping[str, Score], reference: Mapping[str, Score]) -> tuple[float | None, tuple[str, ...]]:
@@ -91,7 +59,6 @@ def speed_results(
 ) -> dict[str, Any]:
     """The contents of results.json, except those about the machine."""
     reference = timed_models[0]
-    table = compression_table(timed_models, timings, settings)
     return {
         "suite": SUITE,
         "model": reference.loaded.name,
@@ -99,7 +66,7 @@ def speed_results(
         "tasks": {each.loaded.name: _metrics(each, reference, timings) for each in timed_models},
         "models": [_described(each) for each in timed_models],
         "cells": [_cell_row(cell, each, timings, reference) for cell in timings for each in timed_models],
-        "compression": [row.as_json() for row in table],
+        "compression": compression_table(timed_models, timings, settings),
         "pareto": _pareto(timed_models, timings, settings),
         "threads": threads,
         "device": device.type,
@@ -147,10 +114,7 @@ def _described(timed_model: TimedModel) -> dict[str, Any]:
         "disk_mb": timed_model.footprint.disk_bytes / _MEGA,
         "multiply_adds": {str(length): count for length, count in timed_model.multiply_adds.items()},
         "cannot": {str(length): reason for length, reason in timed_model.cannot.items()},
-        "scores": {
-            task: {"metric": each.metric, "value": each.value, "run": each.run}
-            for task, each in timed_model.scores.items()
-        },
+        "scores": {task: asdict(each) for task, each in timed_model.scores.items()},
         "method": None if timed_model.method is None else timed_model.method[0],
     }
 
@@ -173,8 +137,13 @@ def _cell_row(cell: Cell, timed_model: TimedModel, timings: Timings, reference: 
 
 def compression_table(
     timed_models: Sequence[TimedModel], timings: Timings, settings: SpeedSettings
-) -> list[Compressed]:
-    """Every model compared with the first, timed at the first batch size and the reported length."""
+) -> list[dict[str, Any]]:
+    """Every model compared with the first, timed at the first batch size and the reported length.
+
+    `size`, `parameters` and `speed_up` are how many times smaller or faster than the first model it is; `retention` is
+    the share of the first model's score on `tasks`, `published` the published row of its method, and `known_by` the
+    source of the method's name. What is not known is None.
+    """
     reference = timed_models[0]
     cell = Cell(settings.batch_sizes[0], settings.reported_length)
     rows = []
@@ -187,38 +156,34 @@ def compression_table(
             layers, width = shape.get("num_hidden_layers"), shape.get("hidden_size")
             published = published_compression(each.method[0], layers=layers, width=width)
         rows.append(
-            Compressed(
-                label=each.label,
-                size=reference.footprint.disk_bytes / each.footprint.disk_bytes,
-                parameters=reference.footprint.parameters / each.footprint.parameters,
-                retention=kept,
-                tasks=tasks,
-                speed_up=None if own is None or theirs is None else own.times_as_fast_as(theirs),
-                measured_at=cell.name,
-                published=published,
-                known_by=None if each.method is None or published is None else each.method[1],
-            )
+            {
+                "label": each.label,
+                "size": reference.footprint.disk_bytes / each.footprint.disk_bytes,
+                "parameters": reference.footprint.parameters / each.footprint.parameters,
+                "retention": kept,
+                "tasks": tasks,
+                "speed_up": None if own is None or theirs is None else own.times_as_fast_as(theirs),
+                "measured_at": cell.name,
+                "published": None if published is None else published.model_dump(),
+                "known_by": None if each.method is None or published is None else each.method[1],
+            }
         )
     return rows
 
 
 def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: SpeedSettings) -> dict[str, Any]:
-    """The data of the figure: milliseconds against the mean score, or against parameters if there is none."""
-    tasks = [task for task in timed_models[0].scores if all(task in each.scores for each in timed_models)]
-    by_score = bool(tasks)
+    """The data of the figure: milliseconds against the mean score or the size."""
+    tasks = common_tasks(timed_models)
+    against = settings.against or ("score" if tasks else "parameters")
     points = []
     for batch in settings.batch_sizes:
         cell = Cell(batch, settings.reported_length)
         timed = [each for each in timed_models if each.label in timings[cell]]
-        heights = {
-            each.label: sum(each.scores[task].value for task in tasks) / len(tasks)
-            if by_score
-            else each.footprint.parameters
-            for each in timed
-        }
+        heights = {each.label: _height(each, against, tasks) for each in timed}
         milliseconds = {each.label: _MILLI * timings[cell][each.label].median / batch for each in timed}
-        # Fewer parameters are better, but a higher score is.
-        signed = [(milliseconds[label], height if by_score else -height) for label, height in heights.items()]
+        # A smaller model is better, but a higher score is.
+        sign = 1 if against == "score" else -1
+        signed = [(milliseconds[label], sign * height) for label, height in heights.items()]
         best = set(frontier(signed))
         for number, each in enumerate(timed):
             low, high = timings[cell][each.label].quartiles
@@ -230,11 +195,24 @@ def _pareto(timed_models: Sequence[TimedModel], timings: Timings, settings: Spee
                     "ms_per_sentence": milliseconds[each.label],
                     "ms_lower_quartile": _MILLI * low / batch,
                     "ms_upper_quartile": _MILLI * high / batch,
-                    "score" if by_score else "parameters": heights[each.label],
+                    against: heights[each.label],
                     "on_frontier": number in best,
                 }
             )
-    return {"against": "score" if by_score else "parameters", "tasks": tasks, "points": points}
+    return {"against": against, "tasks": tasks, "points": points}
+
+
+def common_tasks(timed_models: Sequence[TimedModel]) -> list[str]:
+    """The tasks on which every model has a score."""
+    return [task for task in timed_models[0].scores if all(task in each.scores for each in timed_models)]
+
+
+def _height(timed_model: TimedModel, against: str, tasks: Sequence[str]) -> float:
+    """A model's place on the second axis of the figure."""
+    if against == "score":
+        return sum(timed_model.scores[task].value for task in tasks) / len(tasks)
+    size = timed_model.footprint
+    return size.parameters if against == "parameters" else size.disk_bytes / _MEGA
 
 
 def _protocol(settings: SpeedSettings, threads: int, device: torch.device) -> dict[str, str]:

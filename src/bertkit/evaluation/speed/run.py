@@ -12,7 +12,7 @@ from bertkit.errors import UsageError
 from bertkit.evaluation.run import EvaluationResult, MeasurementArguments, measure, measurement_identity
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.report import write_report
-from bertkit.evaluation.speed.results import SUITE, speed_results
+from bertkit.evaluation.speed.results import SUITE, common_tasks, speed_results
 from bertkit.evaluation.speed.stopwatch import processor_share, threads
 from bertkit.evaluation.speed.timing import load_timed_models, time_models
 from bertkit.files import read_json
@@ -48,6 +48,8 @@ def evaluate_speed(
     if settings.clock == "processor" and (settings.threads != 1 or engine.device.type != "cpu"):
         raise UsageError("--clock processor sums the CPU time of all threads; give --threads 1 --device cpu")
     timed_models = load_timed_models(settings, arguments, results, methods)
+    if settings.against == "score" and not common_tasks(timed_models):
+        raise UsageError("--against score: the models have no score on a common task; name runs with --results")
     with threads(settings.threads) as count:
         loaded = [each.loaded for each in timed_models]
         identity = measurement_identity("eval", SUITE, loaded, settings, arguments, data={}, seed=settings.seed)

@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 from scipy.sparse import csc_matrix, load_npz, save_npz
 
-from bertkit.arrays import Float32Array
+from bertkit.arrays import Float32Array, Int64Array
 from bertkit.errors import DataError
 from bertkit.files import MAX_LISTING_BYTES, read_json, replacing, write_json
 
@@ -88,9 +88,11 @@ class Bm25:
                 found[matrix.indices[part]] += times * matrix.data[part]
         return found
 
-    def nearest(self, query: str, count: int) -> tuple[list[int], list[float]]:
-        """The numbers and scores of the best texts that share a word with the query; ties in order of the texts."""
-        return best_of(self.scores(query), count)
+    def nearest(self, query: str, count: int, rows: Int64Array | None = None) -> tuple[list[int], list[float]]:
+        """The numbers and scores of the best texts that share a word with the query; ties in order of the texts. Of
+        some texts, their places in `rows`."""
+        scores = self.scores(query)
+        return best_of(scores if rows is None else scores[rows], count)
 
     def save(self, directory: Path) -> None:
         """Write bm25.npz and bm25.json."""

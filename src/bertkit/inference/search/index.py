@@ -9,7 +9,7 @@ to vectors of the same weights, config.json, pooling and tokenizer, so any other
     DIR/vectors.npz     in place of both, for sparse vectors (SPLADE): scipy's form of a sparse matrix
     DIR/vectors.npy     of tokens (ColBERT): a row for each token; vectors.starts.npy has the first row of each text,
                         vectors.cells.npz the cells of ivf
-    DIR/texts.jsonl     id and text, one line each; texts.npy has the start of each line
+    DIR/texts.jsonl     id, text and short fields, one line each; texts.npy has the start of each line
     DIR/bm25.npz        with bm25.json, from the first hybrid search onwards
 """
 
@@ -28,15 +28,14 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from bertkit.arrays import save_array
+from bertkit.arrays import Int64Array, save_array
 from bertkit.errors import DataError, UsageError
 from bertkit.files import open_to_write, read_json, replacing, sha256_of, write_json
 from bertkit.inference.embed import AnyEmbedder, InputText, KnownVectors, embed_to_file
-from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import tokens, vectors
 from bertkit.inference.search.bm25 import Bm25
-from bertkit.inference.search.settings import IndexSettings
+from bertkit.inference.search.settings import IndexSettings, embed_settings
 from bertkit.inference.search.sparse import SparseIndex, check_sparse_index, read_sparse
 from bertkit.inference.search.tokens import TokenCells, TokenIndex
 from bertkit.inference.search.update import IndexedVectors, only_the_corpus_changed, recover, replacing_directory
@@ -156,12 +155,12 @@ class TextIndex:
     def texts(self) -> Iterator[tuple[str, str]]:
         """Ids and texts in order."""
         with (self.directory / _TEXTS).open("rb") as file:
-            yield from map(self._row, file)
+            yield from (self._row(line)[:2] for line in file)
 
-    def _row(self, line: bytes) -> tuple[str, str]:
+    def _row(self, line: bytes) -> tuple[str, str, dict[str, str]]:
         try:
             row = json.loads(line)
-            return row["id"], row["text"]
+            return row["id"], row["text"], {"id": row["id"], **row.get("fields", {})}
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{self.directory / _TEXTS}: is damaged; {_ANEW}") from error
 
@@ -178,7 +177,40 @@ class TextIndex:
         with (self.directory / _TEXTS).open("rb") as file:
             for number in numbers:
                 file.seek(int(self._starts[number]))
-                yield self._row(file.readline())
+                yield self._row(file.readline())[:2]
+
+    @cached_property
+    def _parts(self) -> dict[tuple[str, ...], tuple[Int64Array, Any]]:
+        return {}
+
+    def part(self, where: tuple[str, ...]) -> tuple[Int64Array, Any]:
+        """The numbers of the texts that have all these fields with these values, each FIELD=VALUE, and an index of them
+        like `faiss`, which compares all of them and numbers them from 0. The last one is kept.
+
+        Raises:
+            UsageError: one has no `=`, or no text has the field.
+            DataError: an index of an earlier version.
+        """
+        if where in self._parts:
+            return self._parts[where]
+        if "fields" not in self.described:
+            raise DataError(f"{self.directory}: was built by a version that kept ids and texts only; {_ANEW}")
+        known = ["id", *self.described["fields"]]
+        wanted = [tuple(each.split("=", 1)) for each in where]
+        for given, pair in zip(where, wanted, strict=True):
+            if len(pair) != 2 or pair[0] not in known:
+                raise UsageError(f"--where {given}: expected FIELD=VALUE with a field of {', '.join(known)}")
+        with (self.directory / _TEXTS).open("rb") as file:
+            fields = (self._row(line)[2] for line in file)
+            rows = np.array([n for n, own in enumerate(fields) if all(own.get(k) == v for k, v in wanted)], np.int64)
+        self._parts.clear()
+        self._parts[where] = rows, self._part(rows)
+        return self._parts[where]
+
+    def _part(self, rows: Int64Array) -> Any:
+        if self.is_by_token:
+            return TokenIndex(self.vectors, None, rows)
+        return SparseIndex(self.vectors[rows]) if self.is_sparse else vectors.build(self.vectors[rows], "exact")
 
     def check_model(self, embedder: AnyEmbedder) -> None:
         """Refuse a model whose vectors are not comparable.
@@ -222,17 +254,6 @@ def _is_description(described: Mapping[str, Any]) -> bool:
         all(isinstance(described.get(key), str) for key in texts)
         and all(type(described.get(key)) is int for key in numbers)
         and described["format"] == _FORMAT
-    )
-
-
-def embed_settings(settings: IndexSettings, *, is_sparse: bool = False) -> EmbedSettings:
-    """The settings with which the vectors of an index are computed; the weights of words are not scaled."""
-    return EmbedSettings(
-        truncate=settings.truncate,
-        long=settings.long,
-        max_length=settings.max_length,
-        normalise=not is_sparse,
-        prompt=settings.document_prompt,
     )
 
 
@@ -337,7 +358,8 @@ def _build(
     counts = _embedded(directory, deciding, embedder)
     if counts is None:
         described = {"path": str(corpus.resolve()), "sha256": deciding["corpus"], "blank_texts": False}
-        with closing(_kept(texts, directory)) as kept:  # or a full disk would be reported once it is collected
+        fields = set[str]()
+        with closing(_kept(texts, directory, fields)) as kept:  # or a full disk would be reported once it is collected
             written = embed_to_file(
                 embedder,
                 kept,
@@ -349,7 +371,7 @@ def _build(
             )
         if not written.count:
             raise DataError(f"{corpus}: contains no texts")
-        counts = {"count": written.count, "width": written.width, "cut": written.cut}
+        counts = {"count": written.count, "width": written.width, "cut": written.cut, "fields": sorted(fields)}
         if isinstance(embedder, TokenEmbedder):
             counts["tokens"] = written.entries
         write_json(directory / _EMBEDDED, {**deciding, **counts})
@@ -361,7 +383,7 @@ def _build(
 
 
 def _indexed(
-    directory: Path, counts: Mapping[str, int], embedder: AnyEmbedder, settings: IndexSettings, progress: Progress
+    directory: Path, counts: Mapping[str, Any], embedder: AnyEmbedder, settings: IndexSettings, progress: Progress
 ) -> str:
     """Write what makes the search of the vectors faster, and return the kind of index."""
     if embedder.is_sparse:
@@ -404,13 +426,15 @@ def _is_ours(directory: Path) -> bool:
     return all(name.startswith(("vectors.", "texts.", "bm25.", DESCRIPTION)) for name in names)
 
 
-def _kept(texts: Iterator[InputText], directory: Path) -> Generator[InputText, None, None]:
-    """The texts that are not blank, each also written next to the vectors."""
+def _kept(texts: Iterator[InputText], directory: Path, fields: set[str]) -> Generator[InputText, None, None]:
+    """The texts that are not blank, each also written next to the vectors; adds the names of their fields."""
     starts = []
     with open_to_write(directory / _TEXTS) as file:
         for text in (each for each in texts if each.text.strip()):
             starts.append(file.tell())
-            file.write(json.dumps({"id": text.id, "text": text.text}).encode() + b"\n")
+            row = {"id": text.id, "text": text.text, **({"fields": dict(text.fields)} if text.fields else {})}
+            file.write(json.dumps(row).encode() + b"\n")
+            fields.update(text.fields)
             yield text
     with replacing(directory / _STARTS) as file:
         save_array(file, np.array(starts, dtype=np.int64))

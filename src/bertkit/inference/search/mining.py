@@ -117,6 +117,8 @@ def hard_negatives(
                 for (_, text), score in zip(index.in_turn(known), scores[row].tolist(), strict=False)
                 if text != pair.anchor and text not in right.get(pair.anchor, ())
             )
-            near = dict.fromkeys(islice(wrong, settings.skip, settings.skip + settings.depth))
+            near: dict[str, float] = {}
+            for text, score in islice(wrong, settings.skip, settings.skip + settings.depth):
+                near.setdefault(text, score)  # copies of a text may differ in the last bit of their scores
             allowed = min(float(limits[row]), settings.max_score)
-            yield pair, [(text, score) for text, score in near if score <= allowed][: settings.negatives]
+            yield pair, [each for each in near.items() if each[1] <= allowed][: settings.negatives]

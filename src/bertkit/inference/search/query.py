@@ -108,20 +108,21 @@ def search(
     empty = next((number for number, query in enumerate(queries, start=1) if not query.strip()), None)
     if empty is not None:
         raise UsageError(f"query {empty} is empty; leave it out")
-    if not queries:
-        return []
-    set_probes(index.faiss, settings.probes)
+    rows, part = (None, index.faiss) if not settings.where else index.part(tuple(settings.where))
+    if not queries or not part.ntotal:
+        return [{"query": query, "hits": []} for query in queries]
+    set_probes(part, settings.probes)
     wanted = max(settings.top, settings.rerank_depth) if reranker is not None else settings.top
     depth = max(wanted, _FUSED_DEPTH) if settings.hybrid else wanted
-    score_QK, number_QK = nearest(index.faiss, index.query_vectors(embedder, queries), depth)
+    score_QK, number_QK = nearest(part, index.query_vectors(embedder, queries), depth)
     found = []
     for query, scores, numbers in zip(queries, score_QK.tolist(), number_QK.tolist(), strict=True):
         ranking = [(number, score) for number, score in zip(numbers, scores, strict=True) if number >= 0]
         if settings.hybrid:
-            by_words, _ = index.bm25.nearest(query, depth)
+            by_words, _ = index.bm25.nearest(query, depth, rows)
             ranking = fused([[number for number, _ in ranking], by_words])
         ranking = ranking[:wanted]
-        texts = index.at([number for number, _ in ranking])
+        texts = index.at([number if rows is None else int(rows[number]) for number, _ in ranking])
         hits = [
             {"id": name, "text": text, "score": score} for (name, text), (_, score) in zip(texts, ranking, strict=True)
         ]

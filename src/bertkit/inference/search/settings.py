@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.settings import Settings
 
 IndexKind = Literal["exact", "ivf", "hnsw"]
@@ -45,6 +46,17 @@ class IndexSettings(Settings):
     later_fields: ClassVar[frozenset[str]] = frozenset({"query_prompt", "document_prompt"})
 
 
+def embed_settings(settings: IndexSettings, *, is_sparse: bool = False) -> EmbedSettings:
+    """The settings with which the vectors of an index are computed; the weights of words are not scaled."""
+    return EmbedSettings(
+        truncate=settings.truncate,
+        long=settings.long,
+        max_length=settings.max_length,
+        normalise=not is_sparse,
+        prompt=settings.document_prompt,
+    )
+
+
 class QuerySettings(Settings):
     """How an index is searched."""
 
@@ -56,6 +68,11 @@ class QuerySettings(Settings):
         description="Cells (ivf) or candidates (hnsw) that each query, or each of its token vectors, visits; more find"
         " more and take longer (default: a quarter of the cells, at least 64; 64 candidates; 8 cells per token"
         " vector).",
+    )
+    where: list[str] = Field(
+        default_factory=list,
+        description="FIELD=VALUE: search only the texts whose row has this value in this field; with several, all of"
+        " them. All such texts are compared, in any kind of index.",
     )
     rerank_depth: int = Field(100, ge=1, description="Number of hits that the model of --rerank rescores.")
 

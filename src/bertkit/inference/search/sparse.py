@@ -17,7 +17,8 @@ from scipy.sparse import csr_matrix, load_npz
 from bertkit.arrays import Float32Array, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.search.bm25 import best_of
-from bertkit.inference.search.settings import IndexSettings
+from bertkit.inference.search.settings import IndexSettings, embed_settings
+from bertkit.inference.sparse_vectors import check_sparse_settings
 
 
 class SparseIndex:
@@ -65,10 +66,8 @@ def check_sparse_index(settings: IndexSettings) -> None:
     Raises:
         UsageError: one of them is set.
     """
-    given = [
-        *([f"--kind {settings.kind}"] if settings.kind not in ("auto", "exact") else []),
-        *(["--truncate"] if settings.truncate is not None else []),
-        *(["--long window"] if settings.long == "window" else []),
-    ]
-    if given:
-        raise UsageError(f"{', '.join(given)}: for dense vectors, but the model computes sparse ones; leave it out")
+    if settings.kind not in ("auto", "exact"):
+        raise UsageError(
+            f"--kind {settings.kind}: for dense vectors, but the model computes sparse ones (SPLADE); leave it out"
+        )
+    check_sparse_settings(embed_settings(settings, is_sparse=True))

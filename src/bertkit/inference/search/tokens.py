@@ -113,12 +113,14 @@ class TokenIndex:
     Args:
         tokens: of the texts.
         cells: None: all texts are scored.
+        texts: without cells, the numbers of those that are searched, in the order of their new numbers; None: all.
     """
 
     default_probes = DEFAULT_PROBES
 
-    def __init__(self, tokens: TokenVectors, cells: TokenCells | None) -> None:
-        self.ntotal = tokens.shape[0]
+    def __init__(self, tokens: TokenVectors, cells: TokenCells | None, texts: Int64Array | None = None) -> None:
+        self._texts = np.arange(tokens.shape[0]) if texts is None else texts
+        self.ntotal = len(self._texts)
         self.nprobe, self.nlist = DEFAULT_PROBES, 1 if cells is None else len(cells.centre_CE)
         self._tokens, self._cells = tokens, cells
 
@@ -132,7 +134,7 @@ class TokenIndex:
                 texts = np.arange(self.ntotal)
             else:
                 texts = self._cells.candidates(query_QE, self.nprobe)
-            scores = self._scores(query_QE, texts)
+            scores = self._scores(query_QE, self._texts[texts])
             best = np.argsort(-scores, kind="stable")[:count]
             score_QK[row, : len(best)], number_QK[row, : len(best)] = scores[best], texts[best]
         return score_QK, number_QK

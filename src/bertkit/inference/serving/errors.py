@@ -10,17 +10,8 @@ from typing import Any
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 
-TYPES = {
-    400: "invalid_request_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    422: "invalid_request_error",
-    429: "rate_limit_error",
-}
-"""By status; for any other status it is server_error."""
+_TYPES = {408: "timeout_error", 429: "rate_limit_error"}
+"""By status; others are invalid_request_error below 500, and server_error."""
 _MOST_CHARACTERS = 500
 """Maximum length of a message, which may repeat what a client sent."""
 
@@ -46,7 +37,7 @@ class RequestError(HTTPException):
     @property
     def document(self) -> dict[str, Any]:
         """The body."""
-        kind = TYPES.get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:

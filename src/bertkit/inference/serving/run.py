@@ -86,7 +86,7 @@ def names_of(given: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in given:
         name, sign, model = each.partition("=")
-        if not sign or "/" in name:
+        if not sign or "/" in name or Path(each).exists():
             name, model = _own_name(each), each
         if not name or not model:
             raise UsageError(f"{each}: expected MODEL or NAME=MODEL")

@@ -107,7 +107,7 @@ class ServedModel:
         Raises:
             DataError: an id is not in the vocabulary, or a text has no tokens and the model adds no special ones.
         """
-        sequences = self.model.sequences(texts, prompt)
+        sequences = self.model.embedder.sequences(texts, prompt)
         empty = next((number for number, each in enumerate(sequences) if not each.ids), None)
         if empty is not None:
             raise DataError(f"{place(empty)} has no tokens; leave it out")
@@ -119,7 +119,7 @@ class ServedModel:
         Raises:
             DataError: see `embed_work`.
         """
-        prompts = self.model.prompts
+        prompts = self.model.embedder.reading
         query = self.embed_work(texts[:1], place, prompts.query_prompt)
         documents = self.embed_work(texts[1:], lambda number: place(number + 1), prompts.document_prompt)
         return _cut_work([*query.items, *documents.items])
@@ -192,9 +192,9 @@ class ServedModel:
             return list(self.model.by_token.vectors(tokens))
         if kind.ability == "embed":
             sequences: Sequence[TextSequence] = items
-            return list(self.model.vectors(sequences))
+            return list(self.model.embedder.vectors(sequences))
         if kind.ability == "embed_sparse":
-            weight_NV = self.model.sparse_vectors(items)
+            weight_NV = self.model.embedder.sparse_vectors(items)
             return [weight_NV[[row]] for row in range(len(items))]
         if kind.ability == "fill":
             return [{"text": text, "masks": self.model.fill(text, top=kind.top or 5)} for text in items]

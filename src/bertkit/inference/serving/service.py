@@ -328,7 +328,7 @@ def _prompt(model: ServedModel, name: str | None) -> str | None:
     if name is None:
         return None
     try:
-        return model.model.prompts.named(name)
+        return model.model.embedder.reading.named(name)
     except UsageError as error:
         raise RequestError(422, f"prompt_name: {error}", code="invalid_value", param="prompt_name") from error
 
