@@ -400,7 +400,7 @@ def test_result_goes_to_stdout_and_messages_to_stderr(bertkit, play) -> None:
         console.info("under way")
         console.warn("mind this")
         with console.progress("working", total=2, unit="steps") as meter:
-            meter.advance()
+            meter.update(1)
         result(
             {"x": float("nan"), "path": Path("a"), "word": "né"} if common.as_json else "runs/x", as_json=common.as_json
         )

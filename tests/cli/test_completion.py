@@ -37,6 +37,8 @@ def test_the_shell_completes_commands_options_and_recipes(bertkit_process) -> No
     assert complete("bertkit recipes l").split() == ["list"]
     assert "--json" in complete("bertkit recipes list --j")
     assert complete("bertkit eval bli").split() == ["blimp"]
+    assert complete("bertkit eval R").strip() == ""  # RUN stands for a path, which the shell completes
+    assert complete("bertkit cache clear pl").split() == ["plans"]
     assert complete("bertkit eval blimp --onl").split() == ["--only"]
     assert complete("bertkit eval mlm --pseudo").split() == ["--pseudo-sequences"]
     assert complete("bertkit finetune --task mnli,qn").split() == ["mnli,qnli"]

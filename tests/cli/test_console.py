@@ -56,8 +56,8 @@ def test_a_log_gets_a_progress_line_only_now_and_then(
     clock = iter(range(0, 1000, 4)).__next__
     monkeypatch.setattr(console_module.time, "monotonic", lambda: float(clock()))
     with opened.progress("training", total=8, unit="steps") as meter:
-        for _ in range(8):
-            meter.advance(note="loss 2.1")
+        for done in range(1, 9):
+            meter.update(done, note="loss 2.1")
     lines = capsys.readouterr().err.splitlines()
     assert 1 < len(lines) < 8
     assert lines[-1].startswith("training: 8/8 (100%) steps, ")
@@ -81,8 +81,8 @@ def test_the_last_progress_line_is_not_written_twice(
     clock = iter(range(0, 10_000, 100)).__next__  # every update is late enough for a line
     monkeypatch.setattr(console_module.time, "monotonic", lambda: float(clock()))
     with opened.progress("dev", total=2) as meter:
-        meter.advance()
-        meter.advance()
+        meter.update(1)
+        meter.update(2)
     assert [line.partition(" (")[0] for line in capsys.readouterr().err.splitlines()] == ["dev: 1/2", "dev: 2/2"]
 
 
@@ -138,9 +138,9 @@ def test_a_closed_terminal_ends_neither_messages_nor_bars(monkeypatch: pytest.Mo
         console.open()
         with console.progress("training", total=8) as meter, console.progress("held-out text", total=2) as inner:
             os.close(master)
-            for _ in range(2):
-                meter.advance()
-                inner.advance()
+            for done in (1, 2):
+                meter.update(done)
+                inner.update(done)
                 console.warn("the learning rate is high")
         console.stopped("stopped, checkpoint saved")
         console.close()

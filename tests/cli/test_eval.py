@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer
 
+from bertkit.cli import eval_data
 from bertkit.cli.eval import SUITES
+from bertkit.cli.eval_suites import shown
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +27,9 @@ def test_the_json_document_is_the_contracts(bertkit) -> None:
     outcome = bertkit("eval", "blimp", "--model", "model", "--data-dir", "mine.jsonl", "--json")
     assert outcome.code == 0
     document = json.loads(outcome.stdout)
-    assert set(document) == {"suite", "model", "tasks", "average"}
+    assert set(document) == {"suite", "model", "tasks", "average", "run"}
     assert (document["suite"], document["model"]) == ("blimp", "model")
+    assert (Path(document["run"]) / "results.json").is_file()
     (task,) = document["tasks"].values()
     assert set(task) == {"accuracy", "accuracy_per_token", "accuracy_per_word"}
     figure = task["accuracy"]
@@ -90,6 +93,13 @@ def test_mlm_takes_many_sources_and_prints_its_document(bertkit) -> None:
     assert "give --data SOURCE" in without.stderr
 
 
+@pytest.mark.parametrize(
+    ("figure", "text"), [(299_100.0, "299,100"), (12, "12"), (2837.42, "2,837.4"), (3.49461, "3.4946"), (None, "–")]
+)
+def test_a_count_is_shown_with_all_its_digits(figure: float | None, text: str) -> None:
+    assert shown(figure) == text
+
+
 def test_every_suite_has_help(bertkit) -> None:
     shown = bertkit("eval", "--help").stdout
     for suite in SUITES:
@@ -97,3 +107,9 @@ def test_every_suite_has_help(bertkit) -> None:
         outcome = bertkit("eval", suite, "--help")
         assert outcome.code == 0
         assert "--model" in outcome.stdout
+
+
+def test_a_table_of_many_classes_says_how_many_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    classes = {f"c{number}": {"count": 1, **dict.fromkeys(("precision", "recall", "f1"), 1.0)} for number in range(21)}
+    eval_data._print({"tasks": {}, "data": "d", "examples": 21, "confidence": 0.95, "classes": {"t": classes}})
+    assert "by class (the 20 most common of 21)" in capsys.readouterr().err

@@ -37,6 +37,7 @@ def test_the_directory_is_the_result_and_the_difference_is_told(bertkit: Command
 
 def test_json_is_one_document(bertkit: Command, model: Path, tmp_path: Path) -> None:
     done = bertkit("export", model, "--to", tmp_path / "out", "--json", "-q")
+    assert bertkit("export", model, "--out", tmp_path / "out", "--json", "-q").stdout == done.stdout
     shown = json.loads(done.stdout)
     assert shown == {"to": str(tmp_path / "out"), **json.loads((tmp_path / "out" / "export.json").read_text())}
     assert shown["largest_difference"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from pydantic import Field, model_validator
 from typer.testing import CliRunner
 
 from bertkit.cli.commands import built
-from bertkit.cli.embed import VectorOptions
+from bertkit.cli.embed import VectorOptions, embed
 from bertkit.cli.eval import SUITES
+from bertkit.cli.generate import generate
 from bertkit.cli.generated_options import FromField, Options, spelled, typer_signature
 from bertkit.cli.options import (
     Common,
@@ -197,6 +199,19 @@ def test_help_default_range_and_choices_are_the_fields_own() -> None:
         assert text in shown
     assert "--hidden" not in shown
     assert "--dimension" not in shown
+
+
+@pytest.mark.parametrize("command", [embed, generate])
+def test_help_fits_80_columns_with_whole_names_and_choices(
+    command: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    built(command, "play").main(["--help"], standalone_mode=False)
+    output = capsys.readouterr().out
+    assert "…" not in output
+    for option in built(command, "play").params:
+        choices = option.type_descriptor.choices if option.param_type_name == "option" else None
+        assert all(re.search(rf"\b{choice}[|>]", output) for choice in choices or ())
 
 
 @pytest.mark.parametrize(

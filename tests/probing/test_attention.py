@@ -34,7 +34,7 @@ from bertkit.probing.effective_attention import EffectiveAttentionSettings
 from bertkit.probing.effective_attention.run import probe_effective_attention
 from bertkit.probing.sentences import Sentence, TextEncoder, packed
 from tests.probing.request import request_for, write_sentences, write_treebank
-from tests.probing.tiny_models import BERT, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import BERT, tiny_causal_model, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
 SENTENCES = [sentence.split() for sentence in english(41, seed=5)]
@@ -448,6 +448,16 @@ def test_a_model_without_a_head_has_its_rollout_alone(tmp_path: Path) -> None:
     assert explained["prediction"] is None
     with pytest.raises(UsageError, match=r"the model has no .* head, .* by saliency; --method attention_rollout"):
         probe_attribution(request, AttributionSettings(texts=["A file."], methods=["saliency"]))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_rollout_of_a_left_to_right_model_is_that_of_its_last_token(tmp_path: Path) -> None:
+    request = request_for(tmp_path, model=tiny_causal_model(tiny_tokenizer()))
+    (explained,) = results(probe_attribution(request, AttributionSettings(texts=["A file."])))["summary"]["predictions"]
+    (shares,) = explained["methods"].values()
+    assert explained["read_token"] == len(explained["tokens"]) - 1
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) > 0
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -50,7 +50,7 @@ from bertkit.tasks.readers.common import Notes
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.models.oracle import Case, all_cases, ask_oracle, make_inputs, make_twins
 from tests.probing.test_states import as_sentences
-from tests.probing.tiny_models import BERT, TEXTS, tiny_causal_model, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import BERT, TEXTS, cpu_engine, tiny_causal_model, tiny_model, tiny_tokenizer
 
 CASES = [case for case in all_cases() if case.name in ("bert", "roberta", "albert-groups", "modernbert", "gpt2")]
 
@@ -62,7 +62,7 @@ def encoded() -> list[EncodedSentence]:
 
 @pytest.fixture(scope="module")
 def maps() -> list[Maps]:
-    return list(attention_maps(tiny_model(tiny_tokenizer()), encoded(), max_batch_tokens=30))
+    return list(attention_maps(tiny_model(tiny_tokenizer()), encoded(), cpu_engine(30)))
 
 
 def by_number(found: list[Maps]) -> dict[int, torch.Tensor]:
@@ -80,7 +80,7 @@ def test_maps_equal_those_of_transformers(case: Case, tmp_path: Path) -> None:
     oracle.config.output_attentions = True
     with torch.no_grad():
         expected = ask_oracle(head, oracle, inputs.padded).attentions
-    found = by_number(list(attention_maps(twins.model, sentences, max_batch_tokens=20)))
+    found = by_number(list(attention_maps(twins.model, sentences, cpu_engine(20))))
     assert sorted(found) == list(range(len(sentences)))
     for number, maps_Ann in found.items():
         real_S = inputs.real_BS[number]
@@ -98,7 +98,7 @@ def test_maps_of_a_real_checkpoint_equal_those_of_transformers() -> None:
     tokenizer = load_tokenizer(directory)
     texts = ["The keys to the cabinet are on the table.", "Naïve, isn't it?", "word " * 60]
     sentences = list(TextEncoder.of(model, tokenizer).encode(Sentence(text, text) for text in texts))
-    for number, maps_Ann in by_number(list(attention_maps(model, sentences))).items():
+    for number, maps_Ann in by_number(list(attention_maps(model, sentences, cpu_engine()))).items():
         ids = torch.from_numpy(sentences[number].ids_T)[None]
         expected = torch.cat([layer[0] for layer in oracle(ids, output_attentions=True).attentions])
         assert maps_Ann.shape[0] == 72
@@ -106,7 +106,7 @@ def test_maps_of_a_real_checkpoint_equal_those_of_transformers() -> None:
 
 
 def test_rows_sum_to_one_and_the_batch_changes_nothing(maps: list[Maps]) -> None:
-    single = by_number(list(attention_maps(tiny_model(tiny_tokenizer()), encoded(), max_batch_tokens=1)))
+    single = by_number(list(attention_maps(tiny_model(tiny_tokenizer()), encoded(), cpu_engine(1))))
     assert len(single) == len(TEXTS) > len(maps) > 1
     for number, maps_Ann in by_number(maps).items():
         torch.testing.assert_close(maps_Ann.sum(-1), torch.ones(maps_Ann.shape[:2]))
@@ -171,7 +171,7 @@ def test_even_attention_is_the_profile_of_even_maps() -> None:
 def test_a_vocabulary_without_cls_and_sep_has_no_share_of_them() -> None:
     model, tokenizer = tiny_causal_model(tiny_tokenizer()), tiny_tokenizer()
     sums = HeadSums(SpecialTokens(None, None))
-    for each in attention_maps(model, TextEncoder.of(model, tokenizer).encode([Sentence("a", TEXTS[0])])):
+    for each in attention_maps(model, TextEncoder.of(model, tokenizer).encode([Sentence("a", TEXTS[0])]), cpu_engine()):
         sums.add(each)
     profile = sums.profile()
     assert all(np.isnan(profile.values[name]).all() for name in ("cls", "sep", "sep_to_sep", "entropy_of_cls"))
@@ -223,7 +223,7 @@ def test_the_choice_of_tokens_does_not_hang_on_the_batch() -> None:
     found = []
     for size in (1, 1000):
         distances = HeadDistances(0.4, Draw(3))
-        for each in attention_maps(model, encoded(), max_batch_tokens=size):
+        for each in attention_maps(model, encoded(), cpu_engine(size)):
             distances.add(each)
         found.append((distances.tokens, distances.means()))
     assert found[0][0] == found[1][0]
@@ -386,7 +386,7 @@ def test_a_word_is_never_its_own_head() -> None:
 def test_maps_are_recorded_and_nothing_is_changed() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded()
     before = model(packed(sentences))
-    (found, *_) = attention_maps(model, [replace(s) for s in sentences], max_batch_tokens=10_000)
+    (found, *_) = attention_maps(model, [replace(s) for s in sentences], cpu_engine(10_000))
     recorder = Recorder(["blocks.1.attn.hook_pattern"])
     with torch.no_grad():
         model(packed(found.sentences), recorder)
@@ -399,9 +399,9 @@ def test_an_encoder_that_was_trained_from_left_to_right_attends_to_nothing_behin
     model = tiny_model(tokenizer)
     model.extras[SCORING_RULE] = EncoderLeftToRight.name
     sentences = list(TextEncoder.of(model, tokenizer).encode(Sentence(text, text) for text in TEXTS))
-    for maps_Ann in by_number(list(attention_maps(model, sentences))).values():
+    for maps_Ann in by_number(list(attention_maps(model, sentences, cpu_engine()))).values():
         assert float(maps_Ann.triu(1).abs().max()) == 0
-    for _, (layer, *_) in layer_attention(model, sentences[:2]):
+    for _, (layer, *_) in layer_attention(model, sentences[:2], cpu_engine()):
         assert float(layer.raw_Nnn.triu(1).abs().max()) == 0
 
 
@@ -412,7 +412,7 @@ def test_rows_of_global_tokens_are_those_that_the_model_computes_with() -> None:
     with torch.no_grad():
         model.encoder.layers[0].attention.query_global.weight.mul_(-3)
     sentences = list(TextEncoder.of(model, tokenizer).encode(Sentence(text, text) for text in TEXTS))
-    found = by_number(list(attention_maps(model, sentences)))
+    found = by_number(list(attention_maps(model, sentences, cpu_engine())))
     for sentence in sentences:
         recorder = Recorder(["blocks.0.attn.hook_pattern", "blocks.0.attn.hook_global_pattern"])
         with torch.no_grad():

@@ -47,10 +47,9 @@ from bertkit.probing.attribution.run import probe_attribution
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.vocabulary import word_tokenizer
-from bertkit.training.engine import Engine
 from tests.models.oracle import all_cases, make_twins
 from tests.probing.request import request_for, write_sentences
-from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import TEXTS, cpu_engine, tiny_model, tiny_tokenizer
 
 D = 20
 """Width of the tiny model."""
@@ -213,7 +212,7 @@ def test_offsets_that_no_sentence_has_are_empty() -> None:
 
 def test_states_of_tokens_are_those_of_the_recorder() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded()
-    found = token_states(model, sentences, max_batch_tokens=25)
+    found = token_states(model, sentences, cpu_engine(25))
     assert np.array_equal(found.sentence_T, np.repeat(np.arange(len(sentences)), [s.ids_T.size for s in sentences]))
     expected = torch.cat([inputs_of(model, sentence) for sentence in sentences])
     torch.testing.assert_close(found.layers[0], expected, rtol=0, atol=2e-6)
@@ -223,7 +222,7 @@ def test_states_of_tokens_are_those_of_the_recorder() -> None:
 
 
 def test_inputs_are_identified_by_themselves_and_never_by_another_sentence() -> None:
-    found = token_states(tiny_model(tiny_tokenizer()), encoded())
+    found = token_states(tiny_model(tiny_tokenizer()), encoded(), cpu_engine())
     assert identified(found.layers[0], found.layers[0], found.sentence_T).all()
     inputs = torch.eye(3)[[0, 1, 0, 2]]
     guess = torch.eye(3)[[0, 0, 0, 0]]
@@ -243,7 +242,7 @@ def test_a_linear_map_undoes_a_linear_map() -> None:
 
 def test_identifiability_is_repeatable_and_perfect_at_the_inputs() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), [*encoded(), *encoded(), *encoded()]
-    states = token_states(model, sentences)
+    states = token_states(model, sentences, cpu_engine())
     train, test = states.of(range(12)), states.of(range(12, 18))
     runs = [identifiability(train, test, epochs=3, seed=1) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -332,7 +331,7 @@ def test_what_is_explained_is_what_fill_predicts_by_the_rule_that_the_model_was_
             model.extras[SCORING_RULE] = rule
         subject = LoadedModel("tiny", Path("tiny"), model, tokenizer, "", None)
         question = make_question(subject, "the tokens of the [MASK] in files", None)
-        engine = Engine(torch.device("cpu"), bf16=False, micro_batch_tokens=4096, workers=1)
+        engine = cpu_engine()
         explained = explain(subject, question, ("saliency",), baseline="mask", steps=4, engine=engine)
         (filled,) = fill_masks(model, tokenizer, ["the tokens of the [MASK] in files"], top=1)[0]["masks"]
         assert explained.target == filled[0]["token"]
@@ -366,6 +365,15 @@ def test_an_option_without_its_input_is_refused(tmp_path: Path, settings: dict[s
     data = None if "texts" in settings else write_sentences(tmp_path / "text.txt")
     with pytest.raises(UsageError, match=option):
         probe_attribution(request_for(tmp_path, data), AttributionSettings(**settings))
+
+
+def test_too_little_text_is_refused_with_what_was_left_out(tmp_path: Path) -> None:
+    request = request_for(tmp_path, write_sentences(tmp_path / "text.txt", ["the file " * 40]))
+    expected = r"0 sentences .*, expected at least {} \(sentences longer .*: 1\); give more text{}$"
+    with pytest.raises(DataError, match=expected.format(10, ", or --identify-sentences 0")):
+        probe_attribution(request, AttributionSettings())
+    with pytest.raises(DataError, match=expected.format(1, "")):
+        probe_attribution(request, AttributionSettings(identify_sentences=0))
 
 
 def test_a_vocabulary_without_the_baseline_or_a_mask_is_refused() -> None:

@@ -22,7 +22,7 @@ from bertkit.probing.behaviour.run import probe_behaviour
 from bertkit.probing.run import ProbeResult
 from bertkit.run.verify import verify_run
 from tests.probing.request import request_for
-from tests.probing.tiny_models import tiny_causal_model, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import cpu_engine, tiny_causal_model, tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")
 
@@ -96,7 +96,7 @@ def test_by_default_a_full_stop_follows_the_blank_as_in_the_published_code(tmp_p
     )
     completions = [Completion(row["context"], row["good"]) for row in rows]
     stopped, bare = (
-        score_blanks(model, tokenizer, WithinWordLeftToRight(tokenizer), completions, ending=ending)
+        score_blanks(model, tokenizer, WithinWordLeftToRight(tokenizer), completions, cpu_engine(), ending=ending)
         for ending in (".", "")
     )
     for row, completion in zip(rows, completions, strict=True):

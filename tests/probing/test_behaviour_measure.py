@@ -29,7 +29,7 @@ from bertkit.probing.behaviour.measure import (
     score_diagnostic,
     wilson,
 )
-from tests.probing.tiny_models import constant_model, tiny_causal_model, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import constant_model, cpu_engine, tiny_causal_model, tiny_model, tiny_tokenizer
 
 CONTEXTS = ("The reader tests", "A value is", "The number of the file is in the")
 WORDS = ("document", "the", "walkable", "sentences", "value")
@@ -38,7 +38,7 @@ COMPLETIONS = [Completion(context, word) for context in CONTEXTS for word in WOR
 
 def fill(model: HeadedModel, completions: list[Completion] = COMPLETIONS, *, batch: int = 300, ending: str = ""):  # type: ignore[no-untyped-def]  # a list of what is filled in
     rule = blank_rule(choose_rule(model))(tiny_tokenizer())
-    scores = score_blanks(model, tiny_tokenizer(), rule, completions, max_batch_tokens=batch, ending=ending)
+    scores = score_blanks(model, tiny_tokenizer(), rule, completions, cpu_engine(batch), ending=ending)
     return [scores[each] for each in completions]
 
 
@@ -148,6 +148,8 @@ def test_figures_of_made_up_answers() -> None:
     assert found.find(BY_MARGIN, "down").value == 0
     assert found.find(accuracy(1), "up").credits == (1.0, 0.0)  # the second expected word is the most probable
     assert found.find(accuracy(1), "down").value == 0.5
+    every = score_diagnostic(made, asked, vocab_size=3, top=[5], margin=0.01).find(accuracy(5), "down")
+    assert (every.value, every.chance) == (1, 1)  # more than the vocabulary has
     groups = {(s.condition, s.group): s.value for s in found.proportions if s.measure == SENSITIVITY}
     assert groups["up", "H"] == 1
     assert len(found.comparisons) == 3

@@ -30,7 +30,7 @@ from bertkit.probing.contextuality.measure import (
 from bertkit.probing.contextuality.report import ContextualityScores
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.states import layer_states
-from tests.probing.tiny_models import tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import cpu_engine, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
 
@@ -184,8 +184,8 @@ def test_vectors_are_those_of_their_occurrences_and_the_batch_does_not_matter() 
         max_vectors=300,
         random_sentences=23,
     )
-    wide, narrow = (collect(model, sentences, chosen, max_batch_tokens=size) for size in (5000, 37))
-    (states,) = layer_states(model, sentences, max_batch_tokens=100_000)
+    wide, narrow = (collect(model, sentences, chosen, cpu_engine(size)) for size in (5000, 37))
+    (states,) = layer_states(model, sentences, cpu_engine(100_000))
     starts = np.cumsum([0, *(len(each.words) for each in sentences)])
     flat = [place for places in chosen.places for place in places]
     assert len(wide) == len(layer_points(model))

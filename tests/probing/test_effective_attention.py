@@ -32,7 +32,7 @@ from bertkit.probing.effective_attention.run import make_texts
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.probing.states import recorded
 from tests.models.oracle import all_cases, make_twins
-from tests.probing.tiny_models import TEXTS, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import TEXTS, cpu_engine, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 36, "max_position_embeddings": 60}
@@ -56,7 +56,7 @@ def mixed(model: HeadedModel, sentence: EncodedSentence) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def found() -> list[tuple[EncodedSentence, list[LayerAttention]]]:
-    return list(layer_attention(tiny_model(tiny_tokenizer()), encoded()))
+    return list(layer_attention(tiny_model(tiny_tokenizer()), encoded(), cpu_engine()))
 
 
 def test_the_outcome_is_the_same(found: list[tuple[EncodedSentence, list[LayerAttention]]]) -> None:
@@ -116,7 +116,7 @@ def test_the_recorded_projection_makes_of_maps_what_the_model_makes(name: str, t
     sentence = encoded()[0]
     ids = sentence.ids_T % 90 + 2
     text = EncodedSentence(0, "", sentence.words, ids, 0 * ids, sentence.word_T, sentence.spans_W2)
-    ((_, layers),) = layer_attention(model, [text])
+    ((_, layers),) = layer_attention(model, [text], cpu_engine())
     zero = Recorder(
         [ATTENDED.format(n=n) for n in range(len(layers))],
         {f"blocks.{n}.attn.hook_z": torch.zeros_like for n in range(len(layers))},
@@ -156,7 +156,7 @@ def test_effective_maps_in_place_of_the_raw_ones_give_the_same_output(config: En
         for parameter in model.parameters():
             parameter.normal_(0, 0.3, generator=generator)
     sentence = encoded()[3]
-    ((_, layers),) = layer_attention(model, [sentence])
+    ((_, layers),) = layer_attention(model, [sentence], cpu_engine())
     for number, layer in enumerate(layers):
         assert layer.raw_Nnn.shape == layer.effective_Nnn.shape == (heads, *2 * [sentence.ids_T.size])
         assert bool((correlations(layer) < 0.999).all())
@@ -191,7 +191,7 @@ def test_values_that_are_no_numbers_are_refused() -> None:
     with torch.no_grad():
         model.encoder.layers[1].attention.value.bias.fill_(float("inf"))
     with pytest.raises(DataError, match=r"blocks\.1\.attn\.hook_v are not numbers"):
-        list(layer_attention(model, encoded()[:1]))
+        list(layer_attention(model, encoded()[:1], cpu_engine()))
 
 
 def test_maps_of_a_calibrated_model_are_those_of_its_weights() -> None:

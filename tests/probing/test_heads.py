@@ -38,7 +38,7 @@ from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.probing.request import request_for, write_sentences
-from tests.probing.tiny_models import BERT, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import BERT, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer, write_run
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import write_model
 
@@ -174,12 +174,13 @@ def test_what_cannot_be_scored_is_refused(glue: Path, tmp_path: Path) -> None:
     bare = request_for(tmp_path / "bare", text, model=tiny_model(tiny_tokenizer(), heads=()))
     with pytest.raises(DataError, match="no masked_lm, causal_lm or permutation_lm head"):
         run_heads(bare)
-    with pytest.raises(UsageError, match=r"Give --data SOURCE.* or --task TASK"):
-        run_heads(request_for(tmp_path))
+    for models in ({}, {"models": [f"{write_run(tmp_path / 'run', [5])}@5"]}):
+        with pytest.raises(UsageError, match=r"Give --data SOURCE.* or --task TASK"):
+            run_heads(request_for(tmp_path, **models))
     with pytest.raises(UsageError, match="give one of the two"):
         run_heads(request_for(tmp_path, text), task="rte")
-    with pytest.raises(DataError, match="has no task head"):
-        run_heads(request_for(tmp_path), task="rte", data_dir=glue)
+    with pytest.raises(DataError, match=r"no task head; `bertkit finetune --task rte --model '.*/of a reader/model'`"):
+        run_heads(request_for(tmp_path / "of a reader"), task="rte", data_dir=glue)
     other = classifier(tmp_path / "other", "acceptable", "unacceptable")
     with pytest.raises(DataError, match="a head that is not one of rte"):
         run_heads(request_for(tmp_path, models=[str(other)]), task="rte", data_dir=glue)

@@ -33,7 +33,7 @@ from bertkit.probing.layers.measure import (
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder
 from bertkit.probing.state_store import collect_states
 from bertkit.probing.states import layer_states
-from tests.probing.tiny_models import tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import cpu_engine, tiny_model, tiny_tokenizer
 from tests.text.corpora import english
 
 
@@ -231,9 +231,9 @@ def encoded(count: int = 23) -> list[EncodedSentence]:
 def test_a_store_holds_the_states_of_every_word_whatever_the_batch(tmp_path: Path) -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded()
     points = layer_points(model)
-    parts = list(layer_states(model, sentences, points=points, max_batch_tokens=100_000))
+    parts = list(layer_states(model, sentences, cpu_engine(100_000), points=points))
     for tokens in (30, 100_000):
-        with collect_states(model, sentences, points, tmp_path, max_batch_tokens=tokens) as store:
+        with collect_states(model, sentences, points, tmp_path, cpu_engine(tokens)) as store:
             assert store.offsets_S1.tolist() == np.cumsum([0, *(len(each.words) for each in sentences)]).tolist()
             for number in range(store.layers):
                 expected = torch.cat([part.states[number] for part in parts])
@@ -246,8 +246,8 @@ def test_a_store_of_some_words_holds_these_in_their_order(tmp_path: Path) -> Non
     wanted = [[number % len(each.words), 0][: number % 3] for number, each in enumerate(sentences)]
     points = layer_points(model)
     with (
-        collect_states(model, sentences, points, tmp_path, max_batch_tokens=80) as whole,
-        collect_states(model, sentences, points, tmp_path, wanted=wanted, max_batch_tokens=50) as some,
+        collect_states(model, sentences, points, tmp_path, cpu_engine(80)) as whole,
+        collect_states(model, sentences, points, tmp_path, cpu_engine(50), wanted=wanted) as some,
     ):
         rows = [int(whole.offsets_S1[number]) + word for number, own in enumerate(wanted) for word in own]
         assert some.rows == len(rows)
@@ -256,7 +256,7 @@ def test_a_store_of_some_words_holds_these_in_their_order(tmp_path: Path) -> Non
 
 
 def test_standardised_states_have_mean_0_and_variance_1_on_the_training_rows(tmp_path: Path) -> None:
-    with collect_states(tiny_model(tiny_tokenizer()), encoded(), ("hook_embed",), tmp_path) as store:
+    with collect_states(tiny_model(tiny_tokenizer()), encoded(), ("hook_embed",), tmp_path, cpu_engine()) as store:
         store.states_LWD[0, :, 3] = 7.0
         count = store.rows // 2
         store.standardise(count)

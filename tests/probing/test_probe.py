@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.run import measurement_identity
@@ -27,7 +26,7 @@ from bertkit.probing.similarity.run import SimilaritySettings, probe_similarity
 from bertkit.run.directory import RunDirectory
 from bertkit.run.verify import verify_run
 from tests.probing.request import request_for, write_sentences, write_treebank
-from tests.probing.tiny_models import BERT, GPT2, save_tiny, tiny_model, tiny_tokenizer, write_run
+from tests.probing.tiny_models import BERT, GPT2, cpu_engine, save_tiny, tiny_model, tiny_tokenizer, write_run
 from tests.text.corpora import english
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")
@@ -379,7 +378,7 @@ def test_the_figures_are_those_of_the_states(tmp_path: Path) -> None:
     common = common_words([sentences, sentences[3:]], 90, Draw(0))
     assert common.available == sum(len(each.words) for each in sentences[3:])
     assert len(common.places) == 90
-    layers = collect(subject, common.sentences[1], common.places, 55, torch.device("cpu"))
+    layers = collect(subject, common.sentences[1], common.places, cpu_engine(55))
     found = similarities(layers)
     pair = similarities(layers[1:])
     assert found.cka[1, 2] == pytest.approx(pair.cka[0, 1], abs=1e-12)

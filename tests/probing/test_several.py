@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from bertkit.errors import UsageError
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
-from bertkit.probing.report import Table
-from bertkit.probing.run import ProbeArguments
+from bertkit.probing.effective_attention.run import EffectiveAttentionSettings, probe_effective_attention
+from bertkit.probing.report import Finding, Report, Table
+from bertkit.probing.run import ProbeArguments, ProbeResult, run_probe
 from bertkit.probing.several import CURVES, draw_curve, probe_each
 from tests.probing.request import request_for, write_sentences
-from tests.probing.tiny_models import write_run
+from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer, write_run
 
 SETTINGS = ContextualitySettings(sentences=12)
 
@@ -61,6 +63,44 @@ def test_a_model_given_twice_is_refused(request_all: ProbeArguments) -> None:
     request = ProbeArguments(models=[*request_all.models, request_all.models[0].replace("@all", "@5")])
     with pytest.raises(UsageError, match="@5 is given twice"):
         probe_each(request, SETTINGS, probe_contextuality)
+
+
+def test_words_that_look_like_numbers_stay_words(tmp_path: Path) -> None:
+    words = ["nan", "inf", "007", "1_000", "1e5", "٣", "-12", "12"]
+    request = request_for(tmp_path, models=[str(tmp_path / name) for name in ("a", "b")], run_dir=tmp_path / "all")
+    for name in ("a", "b"):
+        save_tiny(tiny_model(tiny_tokenizer()), tiny_tokenizer(), tmp_path / name)
+
+    def probe(own: ProbeArguments, settings: ContextualitySettings) -> ProbeResult:
+        table = {"word": words, "value": [-0.5, 1e-05, math.nan, math.inf, 3, 0.1, None, 2.0]}
+        report = Report({}, {}, [Finding("words", "Words.", table)])
+        return run_probe(own, settings, [own.subject()], lambda: report, data={})
+
+    probed = probe_each(request, SETTINGS, probe)
+    assert probed.run is not None
+    apart = [row for run in probed.results["summary"]["runs"].values() for row in rows(Path(run) / "tables/words.csv")]
+    together = rows(probed.run.path / "tables" / "words.csv")
+    assert [{"word": row["word"], "value": row["value"]} for row in together] == apart
+    assert [row["word"] for row in together[: len(words)]] == [word if word != "-12" else "'-12" for word in words]
+
+
+def test_a_column_of_the_probe_replaces_none_of_the_training(request_all: ProbeArguments) -> None:
+    probed = probe_each(request_all, EffectiveAttentionSettings(texts=1, lengths=[12]), probe_effective_attention)
+    assert probed.run is not None
+    together = rows(probed.run.path / "tables" / "effective_attention.csv")
+    assert [(row["step"], row["training_tokens"], row["tokens"]) for row in together] == [
+        ("5", "50", "12"),
+        ("20", "200", "12"),
+    ]
+
+
+def test_runs_of_the_same_name_have_rows_of_their_own(tmp_path: Path) -> None:
+    models = [f"{write_run(tmp_path / each / 'run', [5])}@5" for each in ("one", "two")]
+    request = request_for(tmp_path, write_sentences(tmp_path / "text.txt"), models=models, run_dir=tmp_path / "all")
+    probed = probe_each(request, SETTINGS, probe_contextuality)
+    assert probed.run is not None
+    together = rows(probed.run.path / "tables" / "contextuality.csv")
+    assert list(dict.fromkeys(row["model"] for row in together)) == models
 
 
 def drawn(models: list[str], steps: list[int | None]) -> Any:

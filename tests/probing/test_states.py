@@ -18,7 +18,7 @@ from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, pa
 from bertkit.probing.state_store import StateStore
 from bertkit.probing.states import layer_states
 from tests.models.oracle import Case, Inputs, all_cases, ask_oracle, make_inputs, make_twins
-from tests.probing.tiny_models import GPT2, TEXTS, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import GPT2, TEXTS, cpu_engine, tiny_model, tiny_tokenizer
 
 FAMILIES = ("bert", "megatron-bert", "albert-groups", "distilbert", "gpt2", "modernbert", "xlnet", "roberta")
 CASES = [case for case in all_cases() if case.name in FAMILIES]
@@ -52,7 +52,7 @@ def test_states_equal_the_hidden_states_of_transformers(case: Case, tmp_path: Pa
     sentences = as_sentences(inputs)
     with torch.no_grad():
         hidden = ask_oracle(head, twins.oracle, inputs.padded).hidden_states
-    (found,) = layer_states(twins.model, sentences, max_batch_tokens=1000)
+    (found,) = layer_states(twins.model, sentences, cpu_engine(1000))
     assert len(found.states) == len(hidden)
     starts = inputs.batch.sequences.cu_seqlens_B1.tolist()
     for ours_WD, oracle_BSD in zip(found.states, hidden, strict=True):
@@ -91,8 +91,8 @@ def encoded_texts() -> list[EncodedSentence]:
 
 def test_the_batch_changes_nothing_beyond_rounding() -> None:
     model, sentences = tiny_model(tiny_tokenizer()), encoded_texts()
-    whole = list(layer_states(model, sentences, max_batch_tokens=10_000))
-    single = list(layer_states(model, sentences, max_batch_tokens=1))
+    whole = list(layer_states(model, sentences, cpu_engine(10_000)))
+    single = list(layer_states(model, sentences, cpu_engine(1)))
     assert (len(whole), len(single)) == (1, len(TEXTS))
     for layer, states_WD in enumerate(whole[0].states):
         torch.testing.assert_close(states_WD, torch.cat([each.states[layer] for each in single]), rtol=0, atol=2e-6)
@@ -110,10 +110,10 @@ def test_a_words_state_is_the_mean_of_its_tokens() -> None:
         replace(sentence, spans_W2=np.stack([each, each + 1], axis=1), words=("x",) * each.size)
         for sentence, each in zip(sentences, numbers, strict=True)
     ]
-    (tokens,) = layer_states(model, pieces, max_batch_tokens=10_000)
+    (tokens,) = layer_states(model, pieces, cpu_engine(10_000))
     offsets = np.cumsum([0, *(s.ids_T.size for s in sentences)])
     spans = np.concatenate([s.spans_W2 + offset for s, offset in zip(sentences, offsets, strict=False)]).tolist()
-    (found,) = layer_states(model, sentences, max_batch_tokens=10_000)
+    (found,) = layer_states(model, sentences, cpu_engine(10_000))
     for states_WD, tokens_TD in zip(found.states, tokens.states, strict=True):
         expected = torch.stack([tokens_TD[start:end].mean(0) for start, end in spans])
         torch.testing.assert_close(states_WD, expected)
@@ -135,7 +135,7 @@ def test_states_that_are_no_numbers_are_refused() -> None:
     with torch.no_grad():
         model.encoder.layers[1].attention.output.bias.fill_(float("nan"))
     with pytest.raises(DataError, match=r"blocks\.1\.hook_resid_post are not numbers"):
-        list(layer_states(model, encoded_texts()))
+        list(layer_states(model, encoded_texts(), cpu_engine()))
 
 
 def test_disk_space_of_states_is_reserved_before_they_are_computed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,14 @@ def test_the_figure_shows_negative_correlations() -> None:
     distance, depth = finding.draw(finding.table).axes
     assert distance.get_ylim() == (0, 1)
     assert depth.get_ylim()[0] < -0.3
+    assert "DSpr is at most 0.600." in finding.sentence
+
+
+def test_short_sentences_have_no_correlation_and_the_summary_says_why() -> None:
+    score = LayerScores(DistanceScores(0.5, math.nan, 4), DepthScores(0.3, math.nan), 1.0)
+    example = TreeExample("a", 1, ("a", "b"), ("X", "X"), (1, -1), ("dep", "root"))
+    scores = StructureScores("tiny", 2, 9, [(example, gold(2, 0))], [score], [score], {2: score.distance}, [[]])
+    assert "DSpr is not defined (no test sentence has 5 to 50 words)." in scores.findings()[0].sentence
 
 
 def embedded_bank(sentences: int, seed: int, width: int = 6) -> Treebank:

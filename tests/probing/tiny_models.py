@@ -21,6 +21,7 @@ from bertkit.run.checkpoint import save_checkpoint
 from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
+from bertkit.training.engine import Engine
 from tests.text.corpora import english
 
 BERT: dict[str, Any] = {
@@ -41,6 +42,11 @@ TEXTS = [
     "A value",
     "Values walked to the building and learned the number of the file.",
 ]
+
+
+def cpu_engine(tokens: int = 4096) -> Engine:
+    """A CPU that computes this many tokens at once."""
+    return Engine(torch.device("cpu"), bf16=False, micro_batch_tokens=tokens, workers=1)
 
 
 @cache

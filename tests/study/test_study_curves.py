@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
+from bertkit.study import plots
 from bertkit.study.curves import Point, best_of, power_law, ratio
 from bertkit.study.plots import draw_figures
 from bertkit.study.report import report
@@ -153,6 +154,44 @@ def test_results_report_and_figure_have_the_curves(tmp_path: Path) -> None:
     assert "| held_out | bert | 4 | masked-0.25, masked-0.5, masked-1 |" in text
     assert ")^0.1000 | 1.00 |" in text
     assert "![curves.png](figures/curves.png)" in text
+
+
+def test_a_frontier_looks_the_same_in_every_panel_and_is_in_the_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: dict[str, Any] = {}
+
+    def kept(figure: Any, stem: Path) -> list[Path]:
+        figures[stem.name] = figure
+        return []
+
+    monkeypatch.setattr(plots, "save", kept)
+    of = load_study(str(write_study(tmp_path, curved())))
+    documents = [
+        {
+            **dict.fromkeys(("tokens", "diverged", "run"), None),
+            "arm": arm,
+            "seed": seed,
+            "setting": {},
+            "steps": 6,
+            "flops": 1e12 * own.budget_share,
+            "answers": {
+                "held_out": {"score": None if own.curve == "masked" else 5.0 * own.budget_share**-0.1},
+                "other": {"score": 0.3},
+            },
+        }
+        for arm, own in of.arms.items()
+        for seed in (0, 1)
+    ]
+    draw_figures(tmp_path / "figures", of, study_results(of, {}, documents))
+    first, second = ({line.get_label(): line for line in axes.lines} for axes in figures["curves"].axes)
+    assert first.keys() == {"wide", "causal"}
+    assert second.keys() == {"masked", "wide", "causal"}
+    for label, line in first.items():
+        for name in ("color", "marker", "markerfacecolor"):
+            assert getattr(line, f"get_{name}")() == getattr(second[label], f"get_{name}")()
+    (legend,) = figures["curves"].legends
+    assert {text.get_text() for text in legend.get_texts()} == second.keys()
 
 
 def test_a_study_without_curves_has_none() -> None:

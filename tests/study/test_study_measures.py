@@ -36,7 +36,7 @@ from bertkit.study.measurer import Measurer
 from bertkit.study.run import run_study
 from bertkit.study.settings import Study
 from tests.probing.test_annotated import write_trees
-from tests.probing.tiny_models import tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import cpu_engine, tiny_model, tiny_tokenizer
 from tests.study.tiny_study import STUDY, arguments, results, study, write_study
 from tests.tasks.tiny_glue import write_glue
 
@@ -167,7 +167,7 @@ def test_states_of_a_left_to_right_encoder_do_not_depend_on_later_words() -> Non
     encoded = list(encoder.encode(pair))
 
     def first_two() -> list[Any]:
-        (found,) = layer_states(model, encoded)
+        (found,) = layer_states(model, encoded, cpu_engine())
         return [states[[0, 1]] - states[[3, 4]] for states in found.states]
 
     assert float(first_two()[-1].abs().max()) > 1e-3
@@ -195,7 +195,7 @@ def _states_and_tags(loaded: LoadedModel, sentences: Sequence[LabelledSentence])
     """For all words of the sentences that the model reads: the states by layer, and the tags."""
     encoder = TextEncoder.of(loaded.model, loaded.tokenizer)
     encoded = list(encoder.encode(Sentence(each.id, words=each.words) for each in sentences))
-    (found,) = layer_states(loaded.model, encoded, max_batch_tokens=10**6)
+    (found,) = layer_states(loaded.model, encoded, cpu_engine(10**6))
     tags = [target.label for each in encoded for target in sentences[each.number].targets["pos"]]
     return [states.numpy() for states in found.states], tags
 

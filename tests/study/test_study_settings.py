@@ -178,7 +178,7 @@ def test_the_record_of_a_study_runs_from_anywhere(tmp_path: Path, monkeypatch: p
     found = arguments(tmp_path, "run", sources=["text.txt"], data_dir=".").requested()
     assert found.recipe == str(tmp_path / "tiny.yaml")
     assert found.set["data.sources"] == [str(tmp_path / "text.txt")]
-    assert found.measure("other").data == [str(tmp_path / "other.txt")]  # type: ignore[attr-defined]  # an MlmMeasure
+    assert found.measures["other"].data == [str(tmp_path / "other.txt")]  # type: ignore[attr-defined]  # an MlmMeasure
 
 
 def test_the_shipped_study_has_the_objectives_and_their_claims() -> None:

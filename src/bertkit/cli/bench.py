@@ -33,7 +33,8 @@ def bench(
         option(
             "--data",
             metavar="SOURCE...",
-            help="Text for pretrain and embed: files, directories, globs, hub:ORG/NAME (default: builtin:pydocs).",
+            help="Text for all but generate and startup: files, directories, globs, hub:ORG/NAME (default:"
+            " builtin:pydocs).",
         ),
     ] = None,
     peers: Annotated[

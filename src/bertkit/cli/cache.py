@@ -77,6 +77,7 @@ def clear(
             metavar="KIND",
             show_default=False,
             help="Kinds of cached results, as listed by `cache info` (default: all).",
+            autocompletion=lambda incomplete: [kind for kind in KINDS if kind.startswith(incomplete)],
         ),
     ] = None,
     older_than: OlderThan = None,

@@ -10,6 +10,7 @@ import ast
 import inspect
 import os
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -32,6 +33,9 @@ _NAMES = frozenset(
     {"MODEL", "F", "FILE", "DIR", "PATH", "RUN", "SOURCE", "RECIPE", "COL", "TASK", "T", "NAME", "ORG", "ZIP", "ARM"}
 )
 """Words in the metavars of options and arguments whose value is a name."""
+
+_CHOICES_WIDTH = 18
+"""Width at which a list of choices is broken, so that an option's name and help fit beside it in 80 columns."""
 
 
 class CommandGroup(TyperGroup):
@@ -78,7 +82,7 @@ class CommandGroup(TyperGroup):
         return list(self.table)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
+        return _with_short_types(super().get_params(ctx), ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command's name and summary, for the help page and for completion."""
@@ -108,7 +112,7 @@ class RenamedOptions(TyperCommand):
     """Each former name and its new name."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
+        return _with_short_types(super().get_params(ctx), ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The usage line without the command's path. A required argument has no braces, which stand for a choice
@@ -159,11 +163,17 @@ class RenamedOptions(TyperCommand):
             )
 
 
-def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
-    """The parameters; the help page shows no `<bool>` after a flag, which takes no value."""
+def _with_short_types(parameters: list[Any], ctx: Any) -> list[Any]:
+    """The parameters; the help page shows no `<bool>` after a flag, which takes no value, and breaks a long list of
+    choices between them, so that the columns beside it stay wide."""
     for each in parameters:
-        if getattr(each, "is_flag", False) and each.metavar is None:
-            each.metavar = ""
+        if each.metavar is None and each.param_type_name == "option":
+            if each.is_flag:
+                each.metavar = ""
+            elif each.type_descriptor.is_choice:
+                spaced = each.display_type(ctx).replace("|", "| ")
+                lines = textwrap.wrap(spaced, _CHOICES_WIDTH, break_long_words=False, break_on_hyphens=False)
+                each.metavar = "\n".join(lines).replace("| ", "|")
     return parameters
 
 

@@ -47,12 +47,8 @@ class Meter:
         self.completed = start
         self.note = ""
 
-    def advance(self, amount: int = 1, note: str | None = None) -> None:
-        """Add `amount` finished units; `note` is a short text shown next to the bar, such as the loss."""
-        self.update(self.completed + amount, note)
-
     def update(self, completed: int, note: str | None = None) -> None:
-        """Set the total number of finished units."""
+        """Set the total number of finished units; `note` is a short text shown next to the bar, such as the loss."""
         self.completed = completed
         self.note = self.note if note is None else visible(note)
         if self._bar is not None:
@@ -386,14 +382,7 @@ def jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def result(
-    value: object,
-    *,
-    as_json: bool = False,
-    as_document: bool = False,
-    as_columns: bool = False,
-    stream: TextIO | None = None,
-) -> None:
+def result(value: object, *, as_json: bool = False, as_document: bool = False, as_columns: bool = False) -> None:
     """Write the command's result to stdout: `value` as one line of text, or as one JSON document with `as_json`.
 
     Terminal control characters are escaped, see `bertkit.visible`; in JSON the value is unchanged.
@@ -403,12 +392,10 @@ def result(
         as_json: as JSON.
         as_document: as text of several lines.
         as_columns: as one line of columns that tabs separate.
-        stream: replaces stdout.
 
     Raises:
         ClosedOutputError: stdout is closed; the command can stop.
     """
-    out = stream or sys.stdout
     console.has_result = True
     if as_json:
         text = visible_json(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False))
@@ -417,8 +404,8 @@ def result(
         text = safe(str(value).rstrip("\n"))
     try:
         with naming(Path("standard output")):
-            out.write(text.rstrip("\n") + "\n")
-            out.flush()
+            sys.stdout.write(text.rstrip("\n") + "\n")
+            sys.stdout.flush()
     except BrokenPipeError as closed:
         raise ClosedOutputError from closed
 

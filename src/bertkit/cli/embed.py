@@ -110,7 +110,7 @@ class Computing(Options):
         from bertkit.models.files.model_files import find_model
 
         directory = find_model(model, offline=offline)
-        return Embedder.load(directory, self._engine(), name=model, max_tokens=max_tokens, offline=offline)
+        return Embedder.load(directory, self.engine(), name=model, max_tokens=max_tokens, offline=offline)
 
     def any_embedder(self, model: str, *, max_tokens: int | None, offline: bool) -> AnyEmbedder:
         """The same, or a model that computes a vector for each token (ColBERT)."""
@@ -121,9 +121,14 @@ class Computing(Options):
         directory = find_model(model, offline=offline)
         if not is_token_encoder(directory):
             return self.embedder(model, max_tokens=max_tokens, offline=offline)
-        return TokenEmbedder.load(directory, self._engine(), name=model, max_tokens=max_tokens, offline=offline)
+        return TokenEmbedder.load(directory, self.engine(), name=model, max_tokens=max_tokens, offline=offline)
 
-    def _engine(self) -> Engine:
+    def engine(self) -> Engine:
+        """The device, precision and batch size.
+
+        Raises:
+            UsageError: no such device.
+        """
         from bertkit.training.engine import resolve_engine
         from bertkit.training.engine_config import EngineConfig
 

@@ -75,6 +75,10 @@ class Suites(CommandGroup):
             return name, command, args
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """All names but the placeholder: for a run's path, the shell completes file names."""
+        return [each for each in super().shell_complete(ctx, incomplete) if each.value != NEW_DATA]
+
     def load(self, name: str) -> Callable[..., None] | type[CommandGroup]:
         if name not in PUBLISHED:
             return super().load(name)

@@ -60,8 +60,7 @@ def babylm(
     evaluated = evaluate_babylm(eval_arguments(model, common), data_dir, settings, progress=console.progress)
     _print(evaluated.results)
     more = ("averages", "finetuned", "left_out", "warnings", "submission")
-    document = {**evaluated.document, "run": evaluated.run.path, **{key: evaluated.results[key] for key in more}}
-    common.finish(evaluated.run, document)
+    common.finish(evaluated.run, evaluated.document | {key: evaluated.results[key] for key in more})
 
 
 def _checkpoints(model: str | None, data_dir: Path | None, settings: BabylmSettings, common: Measuring) -> None:
@@ -88,7 +87,7 @@ def _checkpoints(model: str | None, data_dir: Path | None, settings: BabylmSetti
         console.warn(f"{task} is left out: {reason}")
     _print_state(results["submission"])
     more = {key: results[key] for key in ("checkpoints", "aoa", "left_out", "warnings", "submission")}
-    common.finish(evaluated.run, {**evaluated.document, "run": evaluated.run.path, **more})
+    common.finish(evaluated.run, evaluated.document | more)
 
 
 def _print(results: dict[str, Any]) -> None:

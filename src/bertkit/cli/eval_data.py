@@ -12,11 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from bertkit.cli.console import console, figure, interval
-from bertkit.cli.finetune import print_confusion
+from bertkit.cli.finetune import print_by_class, print_confusion
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import READING, Measuring, Metrics, option
-
-SHOWN_CLASSES = 20
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,7 @@ def _print(results: dict[str, Any]) -> None:
     title = f"{results['data']}: {results['examples']:,} examples"
     console.table(["task", "metric", "score", f"{results['confidence']:.0%} interval"], rows, title=title)
     for classes in results.get("classes", {}).values():
-        by_class = [
-            (name, scores["count"], *(figure(scores[key]) for key in ("precision", "recall", "f1")))
-            for name, scores in list(classes.items())[:SHOWN_CLASSES]
-        ]
-        console.table(["class", "examples", "precision", "recall", "f1"], by_class, title="by class")
+        print_by_class(classes, title="by class")
     for confusion in results.get("confusion", {}).values():
         print_confusion(confusion, title="confusion")
     for reason, count in results.get("skipped", {}).get("data", {}).items():

@@ -188,12 +188,7 @@ def _finish(evaluated: EvaluationResult, common: Measuring, *more: str) -> None:
     console.table(["task", "metric", "score", f"{results['confidence']:.0%} interval"], rows, title=title)
     _print_notes(results["notes"])
     keys = (*more, "notes", "confidence")
-    document = {
-        **evaluated.document,
-        "run": evaluated.run.path,
-        **{key: results[key] for key in keys if results.get(key)},
-    }
-    common.finish(evaluated.run, document)
+    common.finish(evaluated.run, evaluated.document | {key: results[key] for key in keys if results.get(key)})
 
 
 def _print_notes(notes: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ def lm(
 
     evaluated = evaluate_lm(eval_arguments(model, common), data or (), settings, progress=console.progress)
     for task, figures in evaluated.results["tasks"].items():
-        rows = [(name, "–" if each["mean"] is None else f"{each['mean']:.5g}") for name, each in figures.items()]
+        rows = [(name, shown(each["mean"])) for name, each in figures.items()]
         title = "from right to left" if task == BACKWARD else None
         console.table((evaluated.results["model"], ""), rows, title=title)
     console.info(evaluated.results["protocol"]["windows"])
@@ -110,7 +110,7 @@ def surprisal(
 
     evaluated = evaluate_surprisal(eval_arguments(model, common), data or (), settings, progress=console.progress)
     figures = evaluated.results["tasks"]["surprisal"]
-    rows = [(name, f"{each['mean']:,.5g}") for name, each in figures.items()]
+    rows = [(name, shown(each["mean"])) for name, each in figures.items()]
     console.table((evaluated.results["model"], ""), rows)
     console.info(f"{evaluated.results['protocol']['statement']}; {evaluated.results['protocol']['words']}")
     console.info(f"{evaluated.run.path / TABLES}: words.csv, sentences.csv")
@@ -140,6 +140,13 @@ def translation(
     console.table((evaluated.results["model"], "percent"), rows)
     console.info(f"{evaluated.results['protocol']['bleu']}; {evaluated.results['protocol']['search']}")
     common.finish(evaluated.run, evaluated.document)
+
+
+def shown(figure: float | None) -> str:
+    """A count with all its digits, another figure with five."""
+    if figure is None:
+        return "–"
+    return f"{figure:,.0f}" if float(figure).is_integer() else f"{figure:,.5g}"
 
 
 def _print_blimp(results: dict[str, Any]) -> None:

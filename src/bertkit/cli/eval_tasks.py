@@ -160,12 +160,8 @@ def eval_arguments(model: str | None, common: Measuring) -> EvalArguments:
 
 def finish(evaluated: EvaluationResult, common: Measuring, more: tuple[str, ...]) -> None:
     """The result: the contract's document with these further keys of results.json, or the run's directory."""
-    document = {
-        **evaluated.document,
-        "run": evaluated.run.path,
-        **{key: evaluated.results[key] for key in more if key in evaluated.results},
-    }
-    common.finish(evaluated.run, document)
+    found = {key: evaluated.results[key] for key in more if key in evaluated.results}
+    common.finish(evaluated.run, evaluated.document | found)
 
 
 def _print(evaluated: EvaluationResult) -> None:

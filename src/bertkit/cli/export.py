@@ -23,6 +23,7 @@ def export(
         Path,
         typer.Option(
             "--to",
+            "--out",
             metavar="DIR",
             show_default=False,
             help="Directory to write; replaces an earlier export (with --format static it must be new or empty).",
@@ -38,7 +39,8 @@ def export(
         ),
     ] = "hf",
     width: Annotated[
-        int | None, typer.Option("--width", min=1, help="With --format static: width of the vectors (default: 256).")
+        int | None,
+        typer.Option("--width", metavar="N", min=1, help="With --format static: width of the vectors (default: 256)."),
     ] = None,
     calibrate: Annotated[
         Path | None,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Model, model_or_default
+
+if TYPE_CHECKING:
+    from bertkit.models.headed import HeadedModel
+    from bertkit.text.tokenizer import Tokenizer
 
 
 def fill(
@@ -18,18 +22,9 @@ def fill(
     common: Common,
 ) -> None:
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
-    from bertkit.models.files.hub import check_vocabulary, find_model, load_model
-    from bertkit.models.files.model_files import encoder_directory
     from bertkit.models.scoring.fill_mask import fill_masks
-    from bertkit.text.tokenizer_files import load_tokenizer
 
-    name = model_or_default(model)
-    directory = find_model(name, offline=common.offline)
-    loaded, report = load_model(directory)
-    console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
-    tokenizer = load_tokenizer(encoder_directory(directory), offline=common.offline)
-    check_vocabulary(loaded, tokenizer, source=name)
-    filled = fill_masks(loaded, tokenizer, texts, top=top)
+    filled = fill_masks(*load_with_tokenizer(model_or_default(model), offline=common.offline), texts, top=top)
     if common.as_json:
         result(filled, as_json=True)
         return
@@ -37,3 +32,21 @@ def fill(
         result(text["text"])
         for guesses in text["masks"]:
             result("  " + "  ".join(f"{guess['text']} {guess['probability']:.1%}" for guess in guesses))
+
+
+def load_with_tokenizer(name: str, *, offline: bool) -> tuple[HeadedModel, Tokenizer]:
+    """A model and its tokenizer.
+
+    Raises:
+        DataError: no such model, damaged files, or a tokenizer of another model.
+    """
+    from bertkit.models.files.hub import check_vocabulary, find_model, load_model
+    from bertkit.models.files.model_files import encoder_directory
+    from bertkit.text.tokenizer_files import load_tokenizer
+
+    directory = find_model(name, offline=offline)
+    model, report = load_model(directory)
+    console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
+    tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
+    check_vocabulary(model, tokenizer, source=name)
+    return model, tokenizer

@@ -164,8 +164,8 @@ class OwnData(Options):
             return None
         if self.dev is None and self.split is None and self.folds is None:
             raise UsageError(
-                "--train: give --dev FILE too, with examples to evaluate on, or --split 0.1 to hold some out, or"
-                " --folds 5 for a cross-validation"
+                "--train: give --dev FILE too, with examples to evaluate on (for simcse and tsdae, scored pairs such as"
+                " --dev stsb), or --split 0.1 to hold some out, or --folds 5 for a cross-validation"
             )
         from bertkit.finetuning.inputs import CustomTask
         from bertkit.recipe.errors import validate
@@ -355,6 +355,16 @@ def _print_settings(settings: Sequence[Mapping[str, Any]], primary: str | Mappin
     console.table([*scored[0][0], primary, "std"], rows[:SHOWN_SETTINGS], title=f"{len(rows)} settings, best first")
 
 
+def print_by_class(classes: Mapping[str, Any], title: str) -> None:
+    """A table of the most common classes."""
+    rows = [
+        (name, scores["count"], *(figure(scores[key]) for key in ("precision", "recall", "f1")))
+        for name, scores in list(classes.items())[:SHOWN_CLASSES]
+    ]
+    more = f" (the {SHOWN_CLASSES} most common of {len(classes):,})" if len(classes) > SHOWN_CLASSES else ""
+    console.table(["class", "examples", "precision", "recall", "f1"], rows, title=f"{title}{more}")
+
+
 def print_confusion(confusion: Mapping[str, Any] | None, title: str) -> None:
     """The confusion matrix with one row per true label, only for few classes; larger ones are drawn as a figure."""
     if confusion is not None and len(confusion["labels"]) <= SHOWN_CONFUSION:
@@ -376,13 +386,7 @@ def _print_classes(outcome: FinishedRun) -> None:
     run = Path(shown_path(run_of_suite(outcome.run.path, chosen["run"]))) if chosen else outcome.run.path
     results = read_json(run / RESULTS)
     for split, classes in results.get("classes", {}).items():
-        rows = [
-            (name, scores["count"], *(figure(scores[key]) for key in ("precision", "recall", "f1")))
-            for name, scores in list(classes.items())[:SHOWN_CLASSES]
-        ]
-        more = len(classes) - len(rows)
-        title = f"{split}, by class" + (f" (the {SHOWN_CLASSES} most common of {len(classes):,})" if more else "")
-        console.table(["class", "examples", "precision", "recall", "f1"], rows, title=title)
+        print_by_class(classes, title=f"{split}, by class")
         print_confusion(results.get("confusion", {}).get(split), title=f"{split}, confusion")
     for split, found in results.get("calibration", {}).items():
         after = "" if "temperature" not in found else f", {found['ece_at_temperature']:.3f} at the model's temperature"

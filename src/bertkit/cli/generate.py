@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertkit.cli.console import console, figure, result
+from bertkit.cli.fill import load_with_tokenizer
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import (
     COMMON_PANEL,
@@ -30,9 +31,6 @@ from bertkit.visible import visible_document
 
 if TYPE_CHECKING:
     import torch
-
-    from bertkit.models.headed import HeadedModel
-    from bertkit.text.tokenizer import Tokenizer
 
 STREAMED = (None, "greedy", "sample")
 """Methods whose outputs grow from left to right."""
@@ -94,7 +92,7 @@ def generate(
     texts, tokens = _prompts(prompts, file), batch_tokens_of(batch_tokens)
     config = EngineConfig(device=device or "auto", precision=precision, micro_batch_tokens=tokens or "auto")
     engine = resolve_engine(config)
-    loaded, tokenizer = _loaded(model_or_default(model), offline=common.offline)
+    loaded, tokenizer = load_with_tokenizer(model_or_default(model), offline=common.offline)
     reads_source = loaded.encoder.config.is_encoder_decoder
     stream = _Stream("" if reads_source else texts[0]) if _can_stream(texts, settings) and not common.as_json else None
     if engine.bf16:
@@ -124,19 +122,6 @@ def _can_stream(texts: list[str], settings: GenerationSettings) -> bool:
     """Whether a single output is streamed from left to right to a terminal."""
     is_alone = sys.stdout.isatty() and len(texts) == settings.samples == 1
     return is_alone and settings.method in STREAMED and settings.beam is None
-
-
-def _loaded(name: str, *, offline: bool) -> tuple[HeadedModel, Tokenizer]:
-    from bertkit.models.files.hub import check_vocabulary, find_model, load_model
-    from bertkit.models.files.model_files import encoder_directory
-    from bertkit.text.tokenizer_files import load_tokenizer
-
-    directory = find_model(name, offline=offline)
-    model, report = load_model(directory)
-    console.debug(f"{directory}: {len(report.loaded)} weights loaded, unexpected: {report.unexpected or 'none'}")
-    tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
-    check_vocabulary(model, tokenizer, source=name)
-    return model, tokenizer
 
 
 def _prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
@@ -186,13 +171,8 @@ def _add_perplexities(
     from statistics import median
 
     from bertkit.generation.quality import perplexities
-    from bertkit.models.files.hub import find_model, load_model
-    from bertkit.models.files.model_files import encoder_directory
-    from bertkit.text.tokenizer_files import load_tokenizer
 
-    directory = find_model(name, offline=offline)
-    model, _ = load_model(directory)
-    tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
+    model, tokenizer = load_with_tokenizer(name, offline=offline)
     outputs = [(document, output) for document in documents for output in document["outputs"]]
     texts = [output["text"] if reads_source else _whole(document["prompt"], output) for document, output in outputs]
     found = perplexities(model, tokenizer, texts, source=name, device=device, progress=console.progress)

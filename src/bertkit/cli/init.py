@@ -14,7 +14,7 @@ from bertkit.cli.completion import complete_recipe
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Output, option
 from bertkit.errors import UsageError
-from bertkit.visible import shell_word
+from bertkit.visible import shell_word, visible
 
 
 def init(
@@ -47,8 +47,9 @@ def init(
     if file.exists():
         raise UsageError(f"{file}: already exists; choose another name, or delete it first")
     recipe = load_any(source, [])
-    heading = f"# Written by `bertkit init {file} --from {source}`. A key that is left out has its default value."
+    word, base = (visible(shell_word(each)) for each in (file, source))
+    heading = f"# Written by `bertkit init {word} --from {base}`. A key that is left out has its default value."
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, f"{heading}\n#\n#   bertkit {recipe.kind} {file}\n\n{commented_recipe(recipe)}")
-    console.info(f"edit it, then run `bertkit {recipe.kind} {shell_word(file)}`; --plan shows what that would cost")
+    write_text(file, f"{heading}\n#\n#   bertkit {recipe.kind} {word}\n\n{commented_recipe(recipe)}")
+    console.info(f"edit it, then run `bertkit {recipe.kind} {word}`; --plan shows what that would cost")
     result({"recipe": file, "from": source, "kind": recipe.kind} if common.as_json else file, as_json=common.as_json)

@@ -169,7 +169,9 @@ Metrics = Annotated[
 SetOption = Annotated[
     list[str] | None,
     _common(
-        "--set", metavar="KEY=VALUE", help="Override a recipe field, e.g. --set data.sequence_length=64. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a recipe field, e.g. --set optimisation.steps=500. Repeatable.",
     ),
 ]
 
@@ -259,8 +261,8 @@ Model = Annotated[
     option(
         "--model",
         metavar="MODEL",
-        help=f"A Hub id, a model directory or a run directory, also on a store (s3://BUCKET/RUN)"
-        f" (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+        help="A Hub id, a model directory or a run directory, also on a store (s3://BUCKET/RUN)"
+        " (default: BERTKIT_MODEL, else BERT base, uncased).",
     ),
 ]
 
@@ -306,9 +308,9 @@ class Measuring(Common):
         }
 
     def finish(self, run: RunDirectory, document: Mapping[str, Any]) -> None:
-        """The result on stdout: the document, or the run's directory."""
+        """The result on stdout: the document with the run's directory, or that alone."""
         console.info(f"everything is in {run.path}")
-        result(document if self.as_json else run.path, as_json=self.as_json)
+        result({**document, "run": run.path} if self.as_json else run.path, as_json=self.as_json)
 
 
 @dataclass(frozen=True)

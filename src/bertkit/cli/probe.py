@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import Spelling, spelled
-from bertkit.cli.options import DEFAULT_MODEL, Common, DataDir, Measuring, model_or_default, option
+from bertkit.cli.options import Common, DataDir, Measuring, model_or_default, option
 
 if TYPE_CHECKING:
     from bertkit.probing.run import ProbeArguments
@@ -26,7 +26,7 @@ Models = Annotated[
         "--model",
         metavar="MODEL",
         help="A Hub id, a model directory or a run directory; RUN@500 is the run's checkpoint at step 500, RUN@all"
-        f" every checkpoint it kept. Repeatable (default: BERTKIT_MODEL, else {DEFAULT_MODEL}).",
+        " every checkpoint it kept. Repeatable (default: BERTKIT_MODEL, else BERT base, uncased).",
     ),
 ]
 StoreGb = Annotated[

@@ -73,13 +73,9 @@ def show_run(run: RunName, *, common: Output) -> None:
         return
     record = shown["record"]
     console.table(("field", "value"), [*_summary(shown), *_flat("", record["fingerprints"])], title=found.id)
+    hidden = ("degenerate", "looks", "evaluations")  # shown below; an older name of the next; a curve
     for title in ("metrics", "results"):
         if shown[title]:
-            hidden = (
-                "degenerate",
-                "looks",
-                "evaluations",
-            )  # shown below, an older name of the next, and the curve's figure
             rows = _flat("", {key: value for key, value in shown[title].items() if key not in hidden})
             console.table((title, "value"), rows)
     for line in degenerate_lines(shown["results"] or {}):

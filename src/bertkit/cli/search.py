@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,6 @@ from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import (
     Common,
     Model,
-    batch_tokens_of,
     given_flags,
     model_or_default,
     option,
@@ -225,17 +225,10 @@ def _answer(
     """The hits of all queries: one document, or tables."""
     from bertkit.inference.search.query import load_reranker
     from bertkit.inference.search.query import search as hits_of
-    from bertkit.training.engine import resolve_engine
-    from bertkit.training.engine_config import EngineConfig
 
     reranker = None
     if rerank is not None:
-        config = EngineConfig(
-            device=computing.device or "auto",
-            precision="fp32",
-            micro_batch_tokens=batch_tokens_of(computing.batch_tokens) or "auto",
-        )
-        reranker = load_reranker(rerank, resolve_engine(config), offline=common.offline)
+        reranker = load_reranker(rerank, replace(computing, precision="fp32").engine(), offline=common.offline)
     documents: list[dict[str, Any]] = []
     at_once = 1 if queries == ["-"] and sys.stdin.isatty() else 256
     for block in _blocks_of_lines(queries, at_once):

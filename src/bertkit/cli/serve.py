@@ -32,7 +32,7 @@ def serve(
     settings: Annotated[
         ServeSettings,
         spelled(
-            long="--long cut|error",
+            long="--long <cut|error>",
             wait_ms="--wait-ms X",
             max_body_mb="--max-body-mb X",
             client_seconds="--client-seconds X",

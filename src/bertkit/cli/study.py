@@ -13,6 +13,7 @@ import typer
 
 from bertkit.cli.console import console, duration, result
 from bertkit.cli.options import (
+    COMMON_PANEL,
     Common,
     Data,
     Fresh,
@@ -21,7 +22,6 @@ from bertkit.cli.options import (
     ReportTo,
     ResumableRunDir,
     Resume,
-    SetOption,
     keep_log,
     option,
     recipe_overrides,
@@ -42,7 +42,15 @@ StudyFile = Annotated[
 class StudyOptions(Common):
     """Options of a study; everything else is set by the recipe of its runs."""
 
-    settings: SetOption = None
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "--set",
+            metavar="KEY=VALUE",
+            panel=COMMON_PANEL,
+            help="Override a field of the study, e.g. --set budget.flops=1e12. Repeatable.",
+        ),
+    ] = None
     plan: Annotated[
         bool, option("--plan", help="Print what would run and what it would cost, and stop.", metavar="")
     ] = False

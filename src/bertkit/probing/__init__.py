@@ -20,6 +20,9 @@ from bertkit.settings import Settings
 STORE_GB = 8.0
 """Default limit on the disk space of hidden states, in GB."""
 
+LEAST_SENTENCES = 10
+"""Minimum number of sentences to train a probe on."""
+
 
 class ProbeSettings(Settings):
     """The settings that, along with models and data, determine a probe's result. Each field is a command-line option.

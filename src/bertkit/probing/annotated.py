@@ -128,14 +128,12 @@ def kept_states(
     wanted: Sequence[Sequence[int]] | None = None,
 ) -> StateStore:
     """The states of these sentences, kept on the run's disk until the store is closed; see `collect_states`."""
-    engine = request.engine()
     return collect_states(
         subject.model,
         sentences,
         points,
         request.run_dir or request.runs_root,
+        request.engine(),
         wanted=wanted,
-        max_batch_tokens=engine.micro_batch_tokens,
-        device=engine.device,
         progress=request.progress,
     )

@@ -67,11 +67,6 @@ class Report:
     findings: Sequence[Finding]
     files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
 
-    @property
-    def sentences(self) -> list[str]:
-        """The sentence of each finding."""
-        return [finding.sentence for finding in self.findings]
-
     def write(self, directory: Path) -> None:
         """Write everything but results.json."""
         from bertkit.run.figure_files import save
@@ -85,7 +80,7 @@ class Report:
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path)
-        write_text(directory / SUMMARY, "".join(f"{sentence}\n" for sentence in self.sentences))
+        write_text(directory / SUMMARY, "".join(f"{finding.sentence}\n" for finding in self.findings))
 
 
 def read_sentences(directory: Path) -> list[str]:

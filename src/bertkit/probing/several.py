@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,8 @@ def probe_each(request: ProbeArguments, settings: ProbeSettings, probe: Probe) -
     results = [probe(replace(request, models=[name], run_dir=None), settings) for name in names]
     data = {str(each.run.path): each.run.record["what_hash"] for each in results if each.run is not None}
     subjects = [_without_weights(name, request) for name in names]
+    if len({each.label for each in subjects}) < len(subjects):
+        subjects = [replace(each, label=each.name) for each in subjects]
     return run_probe(request, settings, subjects, partial(_combined, settings.kind, subjects, results), data=data)
 
 
@@ -89,7 +92,11 @@ def _combined(kind: str, subjects: Sequence[LoadedModel], results: Sequence[Prob
         for path in sorted((each.run.path / "tables").glob("*.csv")):
             with path.open(encoding="utf-8", newline="") as file:
                 own = [{name: _number(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
-            rows.setdefault(path.stem, []).extend({**added, **row} for row in own)
+            # `probe effective-attention` has a column `tokens`, the length of its texts.
+            rows.setdefault(path.stem, []).extend(
+                {**{f"training_{name}" if name in row else name: value for name, value in added.items()}, **row}
+                for row in own
+            )
     tables = {
         name: {column: [row.get(column) for row in own] for column in dict.fromkeys(key for row in own for key in row)}
         for name, own in rows.items()
@@ -114,12 +121,13 @@ def _combined(kind: str, subjects: Sequence[LoadedModel], results: Sequence[Prob
 
 
 def _number(cell: str) -> int | float | str | None:
-    """The value of a cell of a table; None if it is empty."""
+    """The value of a cell of a table: a number only if it is written like one, unlike the words 007 or nan; None if the
+    cell is empty."""
     for kind in (int, float):
-        try:
-            return kind(cell)
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            number: int | float = kind(cell)
+            if str(number) == cell and number == number:
+                return number
     return cell or None
 
 

@@ -26,9 +26,9 @@ from bertkit.models.headed import HeadedModel
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress
+from bertkit.training.engine import Engine
 
 _ROWS_AT_ONCE = 8192
-_CPU = torch.device("cpu")
 
 
 class StateStore:
@@ -85,10 +85,9 @@ def collect_states(
     sentences: Sequence[EncodedSentence],
     points: Sequence[str],
     directory: Path,
+    engine: Engine,
     *,
     wanted: Sequence[Sequence[int]] | None = None,
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> StateStore:
     """Compute the states in one pass over the sentences; the store has one row per kept word.
@@ -108,7 +107,7 @@ def collect_states(
     store: StateStore | None = None
     done = 0
     with progress("hidden states", len(sentences), "sentences") as meter:
-        for batch in layer_states(model, sentences, points=points, max_batch_tokens=max_batch_tokens, device=device):
+        for batch in layer_states(model, sentences, engine, points=points):
             widths = {states.shape[1] for states in batch.states}
             if len(widths) > 1:
                 raise DataError(f"the model's layers have different widths ({widths}); their states cannot be mixed")

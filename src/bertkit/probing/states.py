@@ -26,8 +26,7 @@ from bertkit.models.hook_points import device_of, layer_points
 from bertkit.models.recorder import Recorder
 from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.sentences import EncodedSentence, batches, packed
-
-_CPU = torch.device("cpu")
+from bertkit.training.engine import Engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +49,9 @@ class WordStates:
 def layer_states(
     model: HeadedModel,
     sentences: Iterable[EncodedSentence],
+    engine: Engine,
     *,
     points: Sequence[str] | None = None,
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
 ) -> Iterator[WordStates]:
     """States of all words, batch by batch in the order of the sentences; one batch is in memory at a time.
 
@@ -62,20 +60,19 @@ def layer_states(
     Args:
         model: is moved to the device and put in evaluation mode.
         sentences: any number.
+        engine: where to compute, in fp32, and the tokens computed at once; affects only speed and memory.
         points: hook points with values of shape (T, D); by default those of all layers, the embeddings first.
-        max_batch_tokens: tokens computed at once; affects only speed and memory.
-        device: where to compute, in fp32.
 
     Raises:
         DataError: the model has no hidden states to record, or they are not finite.
     """
-    model = model.to(device).eval()
+    model = model.to(engine.device).eval()
     points = layer_points(model) if points is None else points
     causal = reads_causally(model)
-    for some in batches(sentences, max_batch_tokens):
+    for some in batches(sentences, engine.micro_batch_tokens):
         offsets = np.cumsum([0, *(each.ids_T.size for each in some)])
         spans_W2 = np.concatenate([each.spans_W2 + offset for each, offset in zip(some, offsets, strict=False)])
-        spans = torch.from_numpy(spans_W2).to(device)
+        spans = torch.from_numpy(spans_W2).to(engine.device)
         states = tuple(
             word_means(each, spans).float().cpu() for each in recorded(model, packed(some, causal=causal), points)
         )

@@ -91,7 +91,7 @@ def check_measurable(study: Study, recipes: dict[str, Recipe]) -> None:
         sides = (claim.arm, claim.against or study.against)
         wanted += [(f"claims.{number}", name, arm) for name in claim.names for arm in sides]
     for place, name, arm in wanted:
-        reason = not_measurable(study.measure(name), recipes[arm])
+        reason = not_measurable(study.measures[name], recipes[arm])
         if reason is not None:
             raise UsageError(
                 f"{place}: measures.{name} cannot be computed for arm {arm}: {reason}; take another measure"

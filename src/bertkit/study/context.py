@@ -123,7 +123,7 @@ class StudyContext:
             for name in self.measures_of(study_run):
                 if self.minutes_left() == 0:
                     raise StoppedError(f"stopped by the time limit before the measure {name} of {study_run.name}")
-                answer = measurer.measure(name, self.study.measure(name), run, recipe)
+                answer = measurer.measure(name, self.study.measures[name], run, recipe)
                 document["answers"][name] = answer.document()
             document["measuring_seconds"] = round(time.monotonic() - trained, 1)
         write_json(directory / SCORES, document)

@@ -43,7 +43,7 @@ def _draw_scores(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
     names = [name for name in study.measures if any(own[name] for own in results["scores"].values())]
     columns = ["arm", "seed", "steps", "tokens", "flops", *study.measures]
     rows = [{**run, **run["scores"]} for run in results["runs"]]
-    _write(stem, columns, [[row.get(column) for column in columns] for row in rows])
+    write_csv(stem.with_suffix(".csv"), columns, [[row.get(column) for column in columns] for row in rows])
     if not names:
         return []
     arms = list(study.arms)[::-1]
@@ -78,8 +78,8 @@ def _draw_choice(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
         for arm, own in results["choice"].items()
         for candidate in own["candidates"]
     ]
-    _write(stem, ["arm", *keys, "setting", "score"], rows)
-    higher = study.measure(study.choose.names[0]).higher
+    write_csv(stem.with_suffix(".csv"), ["arm", *keys, "setting", "score"], rows)
+    higher = study.measures[study.choose.names[0]].higher
     best, scale = (max, 100.0) if higher else (min, 1.0)
     title = f"{study.title or study.name}: candidates at {study.choose.budget_share:g} of the budget"
     figure, axes = new_figure(title, panels=len(keys), width=max(6.4, 4.6 * len(keys)), height=4.6)
@@ -105,7 +105,7 @@ def _draw_choice(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
             panel.set_xscale("log")
             panel.minorticks_off()
         panel.set_xticks(values if numeric else range(len(values)), [f"{value}" for value in values])
-        by = " and ".join(study.measure(name).title or name for name in study.choose.names)
+        by = " and ".join(study.measures[name].title or name for name in study.choose.names)
         mean = "mean of " if len(study.choose.names) > 1 else ""
         plain(panel, x=key, y=f"{mean}{by}" + (" (x 100)" if higher else ""))
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside right center")
@@ -124,17 +124,23 @@ def _draw_curves(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
         for frontier, own in frontiers.items()
         for point in own["points"]
     ]
-    _write(stem, columns, points)
+    write_csv(stem.with_suffix(".csv"), columns, points)
+    curves_of: dict[str, dict[str, None]] = {}  # in all panels the same, whatever each measure is defined for
+    for _, frontier, curve, *_ in points:
+        curves_of.setdefault(frontier, {})[curve] = None
     title = f"{study.title or study.name}: scores by training FLOPs"
     figure, axes = new_figure(title, panels=len(found), width=4.9 * len(found) + 1.6, height=4.4)
     panels = [axes] if len(found) == 1 else list(axes)
     for panel, (name, frontiers) in zip(panels, found.items(), strict=True):
         about = results["measures"][name]
         scale = factor(about["higher_is_better"])
-        for number, (frontier, own) in enumerate(frontiers.items()):
+        for number, (frontier, curves) in enumerate(curves_of.items()):
+            own = frontiers.get(frontier, {"points": [], "law": None})
             shade, dash = SHADES[number % len(SHADES)], DASHES[1 + number % (len(DASHES) - 1)]
-            for place, curve in enumerate(dict.fromkeys(point["curve"] for point in own["points"])):
+            for place, curve in enumerate(curves):
                 ours = [point for point in own["points"] if point["curve"] == curve]
+                if not ours:
+                    continue
                 panel.plot(
                     [point["flops"] for point in ours],
                     [scale * point["score"] for point in ours],
@@ -158,14 +164,11 @@ def _draw_curves(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
             panel.yaxis.set_major_formatter("{x:g}")
             panel.yaxis.set_minor_formatter("{x:g}")
         plain(panel, x="training FLOPs", y=about["title"] + (" (x 100)" if scale > 1 else ""))
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside right center")
+    drawn = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(drawn.values()), list(drawn), frameon=False, fontsize="small", loc="outside right center")
     return save(figure, stem)
 
 
 def _with(candidates: Sequence[Mapping[str, Any]], key: str, value: Any) -> list[float]:
     """Scores of the candidates that have this value."""
     return [each["score"] for each in candidates if each["setting"].get(key) == value and each["score"] is not None]
-
-
-def _write(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    write_csv(stem.with_suffix(".csv"), columns, rows)

@@ -68,7 +68,7 @@ def _setup(study: Study, results: Mapping[str, Any]) -> str:
 
 def _choice(study: Study, results: Mapping[str, Any]) -> str:
     assert study.choose is not None
-    scale = factor(study.measure(study.choose.names[0]).higher)
+    scale = factor(study.measures[study.choose.names[0]].higher)
     rows = []
     for arm, own in results["choice"].items():
         tried = "; ".join(
@@ -140,7 +140,7 @@ def _claims(study: Study, results: Mapping[str, Any]) -> str:
     rows = []
     for claim in results["claims"]:
         names = [claim["measure"]] if isinstance(claim["measure"], str) else claim["measure"]
-        scale = factor(study.measure(names[0]).higher)
+        scale = factor(study.measures[names[0]].higher)
         found = _interval(claim["difference"], scale)
         margin = f" (margin {scale * claim['margin']:g})" if claim["margin"] else ""
         margin += f" ({100 * claim['confidence']:g}% interval)" if claim.get("confidence", 0.95) != 0.95 else ""

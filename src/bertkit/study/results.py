@@ -58,7 +58,7 @@ def choose(study: Study, arm: str, documents: Sequence[Document]) -> ChosenSetti
     if study.choose is None:
         return ChosenSetting({})
     names = study.choose.names
-    sign = 1.0 if study.measure(names[0]).higher else -1.0
+    sign = 1.0 if study.measures[names[0]].higher else -1.0
     known = [(document, score) for document in documents if (score := score_of(document, names)) is not None]
     best = max(known, key=lambda each: sign * each[1], default=None)
     setting = None if best is None else best[0]["setting"]

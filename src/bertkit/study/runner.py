@@ -75,7 +75,7 @@ class StudyRunner:
 
     def _document(self, study_run: StudyRun) -> dict[str, Any]:
         """The scores of a finished run, with its directory."""
-        document = self._scores(study_run)
+        document = self.context.scores_of(study_run)
         assert document is not None
         return {**document, "run": str(self.context.run_of(study_run).relative_to(self.context.directory))}
 
@@ -83,7 +83,7 @@ class StudyRunner:
         """Train and measure the unfinished runs."""
         left: list[tuple[StudyRun, int]] = []
         for study_run in study_runs:
-            if self._scores(study_run) is None:
+            if self.context.scores_of(study_run) is None:
                 left.append((study_run, self.planned.steps(study_run, self.costs)))
             else:
                 self.context.free(study_run)  # in case the study was killed in between
@@ -107,16 +107,13 @@ class StudyRunner:
             moment = until(self.context.minutes_left())
             yield Job(study_run.name, partial(carry_out_job, self.context, study_run, steps, moment))
 
-    def _scores(self, study_run: StudyRun) -> dict[str, Any] | None:
-        return self.context.scores_of(study_run)
-
     def _announce(self, study_run: StudyRun, steps: int) -> None:
         number = self.runs.index(study_run) + 1
         log.info("run %d of %d: %s, %s steps%s", number, len(self.runs), study_run.shown, f"{steps:,}", self._left())
 
     def _left(self) -> str:
         """`, 2.5 h left`, estimated from the finished runs; empty before the first."""
-        done = [(study_run, scores) for study_run in self.runs if (scores := self._scores(study_run))]
+        done = [(study_run, scores) for study_run in self.runs if (scores := self.context.scores_of(study_run))]
         timed = [(study_run, scores) for study_run, scores in done if "measuring_seconds" in scores]
         if not timed:
             return ""

@@ -23,7 +23,7 @@ from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.resolve import Override, kind_of, require_kind, resolve_recipe, with_values
 from bertkit.recipe.tree import Located
 from bertkit.settings import Settings
-from bertkit.study.measure_settings import AnyMeasure, MeasureSettings
+from bertkit.study.measure_settings import AnyMeasure
 
 log = logging.getLogger(__name__)
 
@@ -299,10 +299,6 @@ class Study(RecipeHeader):
         known = [self.measures[name] for name in names if name in self.measures]
         if len({measure.higher for measure in known}) > 1:
             yield f"{place}: the mean of {', '.join(names)} has no meaning: higher is better for one, lower for another"
-
-    def measure(self, name: str) -> MeasureSettings:
-        """The measure of that name."""
-        return self.measures[name]
 
 
 def _with_against(claim: Any, baseline: Any) -> Any:

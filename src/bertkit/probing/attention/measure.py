@@ -32,6 +32,7 @@ from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.sentences import EncodedSentence, batches, packed
 from bertkit.probing.states import recorded
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.engine import Engine
 
 PATTERN = "blocks.{n}.attn.hook_pattern"
 GLOBAL_PATTERN = "blocks.{n}.attn.hook_global_pattern"
@@ -42,7 +43,6 @@ _DIAGONALS = {"self": 0, "previous": -1, "next": 1}
 _POOL = 512
 _MOST_CELLS = 1 << 25
 """Maximum number of cells in all maps of a batch, unless a single sentence has more."""
-_CPU = torch.device("cpu")
 
 
 def pattern_points(model: HeadedModel) -> tuple[str, ...]:
@@ -84,39 +84,28 @@ class Maps:
     sentences: tuple[EncodedSentence, ...]
     layers: tuple[Tensor, ...]
 
-    @property
-    def heads(self) -> int:
-        """A."""
-        return sum(layer.shape[1] for layer in self.layers)
-
     def of(self, place: int) -> Tensor:
         """The maps of one of the sentences, (A, n, n)."""
         size = self.sentences[place].ids_T.size
         return torch.cat([layer[place, :, :size, :size] for layer in self.layers])
 
 
-def attention_maps(
-    model: HeadedModel,
-    sentences: Iterable[EncodedSentence],
-    *,
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
-) -> Iterator[Maps]:
+def attention_maps(model: HeadedModel, sentences: Iterable[EncodedSentence], engine: Engine) -> Iterator[Maps]:
     """The maps of all sentences in batches of similar length; one batch is in memory at a time.
 
     Args:
         model: is moved to the device and put in evaluation mode.
         sentences: any number; they are returned in a different order.
-        max_batch_tokens: tokens computed at once, fewer if their maps are large; affects only speed and memory.
-        device: where to compute, in fp32.
+        engine: where to compute, in fp32, and the tokens computed at once, fewer if their maps are large; affects only
+            speed and memory.
 
     Raises:
         DataError: the model has no maps to record, or they are not finite.
     """
-    model = model.to(device).eval()
+    model = model.to(engine.device).eval()
     points, causal = pattern_points(model), reads_causally(model)
     heads = len(points) * int(getattr(model.encoder.config, "num_attention_heads", 1))
-    for some in batches(sentences, max_batch_tokens, pool=_POOL):
+    for some in batches(sentences, engine.micro_batch_tokens, pool=_POOL):
         longest = max(each.ids_T.size for each in some)
         size = max(1, _MOST_CELLS // (heads * longest * longest))
         for first in range(0, len(some), size):

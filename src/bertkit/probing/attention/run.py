@@ -7,7 +7,7 @@ measures the part of a map that affects the output.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,6 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import write_text
 from bertkit.models.conversion.pruning import head_numbers, require_equal_heads
-from bertkit.models.headed import HeadedModel
 from bertkit.probing.annotated import drawn, hashes_of
 from bertkit.probing.attention import AttentionSettings
 from bertkit.probing.attention.head_distances import HeadDistances
@@ -81,7 +80,7 @@ def probe_attention(request: ProbeArguments, settings: AttentionSettings) -> Pro
         summary |= {"sentences_in_data": inputs.available, "left_out": left_out(inputs.notes)}
         pages = []
         for sentence in viewed:
-            (maps,) = _maps(subject.model, [sentence], engine)
+            (maps,) = attention_maps(subject.model, [sentence], engine)
             pages.append(ViewedSentence([subject.tokenizer.token(int(i)) for i in sentence.ids_T], maps.of(0)))
         if not pages:
             return Report(summary, DEFINITIONS, findings)
@@ -114,7 +113,7 @@ def measure(
     relations = sorted({_relation(name) for tree in inputs.trees for name in tree.relations})
     parsed, random = DependencyScores(relations), DependencyScores(relations)
     with request.progress("attention maps", len(inputs.sentences), "sentences") as meter:
-        for maps in _maps(subject.model, inputs.sentences, engine):
+        for maps in attention_maps(subject.model, inputs.sentences, engine):
             sums.add(maps)
             distances.add(maps)
             _add_trees(parsed, maps, inputs.trees)
@@ -127,7 +126,7 @@ def measure(
     if inputs.trees:
         with request.progress("random weights", len(inputs.sentences), "sentences") as meter:
             done = 0
-            for maps in _maps(subject.random_twin(settings.seed).model, inputs.sentences, engine):
+            for maps in attention_maps(subject.random_twin(settings.seed).model, inputs.sentences, engine):
                 _add_trees(random, maps, inputs.trees)
                 done += len(maps.sentences)
                 meter.update(done)
@@ -171,7 +170,7 @@ def _patterns(
     if not first_words:
         return None
     counts_AP: Int64Array | int = 0
-    for maps in _maps(subject.model, [pair for pair, _ in first_words.values()], engine):
+    for maps in attention_maps(subject.model, [pair for pair, _ in first_words.values()], engine):
         for place, pair in enumerate(maps.sentences):
             shape_A = classify(maps.of(place), pair, first_words[pair.number][1])
             counts_AP = counts_AP + np.eye(len(PATTERNS), dtype=np.int64)[shape_A]
@@ -193,7 +192,3 @@ def _viewed(settings: AttentionSettings, subject: LoadedModel, inputs: Attention
     if len(found) < len(settings.show):
         raise UsageError(f"--show: {encoder.notes}; give sentences with words that fit the model's maximum length")
     return found
-
-
-def _maps(model: HeadedModel, sentences: Sequence[EncodedSentence], engine: Engine) -> Iterator[Maps]:
-    return attention_maps(model, sentences, max_batch_tokens=engine.micro_batch_tokens, device=engine.device)

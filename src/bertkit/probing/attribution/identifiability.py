@@ -28,9 +28,9 @@ from bertkit.models.headed import HeadedModel
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress
+from bertkit.training.engine import Engine
 
 MAPS = ("nearest", "linear", "mlp")
-_CPU = torch.device("cpu")
 _RIDGE = 1e-4
 """Share of the mean squared state that is added to the diagonal."""
 _EQUAL = 1e-6
@@ -70,12 +70,7 @@ class TokenStates:
 
 
 def token_states(
-    model: HeadedModel,
-    sentences: Sequence[EncodedSentence],
-    *,
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
-    progress: Progress = silent_progress,
+    model: HeadedModel, sentences: Sequence[EncodedSentence], engine: Engine, *, progress: Progress = silent_progress
 ) -> TokenStates:
     """States of all tokens of all sentences, in memory; sentences are numbered from 0.
 
@@ -85,9 +80,8 @@ def token_states(
     parts: list[tuple[Tensor, ...]] = []
     numbers: list[Int64Array] = []
     done = 0
-    stream = layer_states(model, map(as_tokens, sentences), max_batch_tokens=max_batch_tokens, device=device)
     with progress("hidden states", len(sentences), "sentences") as meter:
-        for batch in stream:
+        for batch in layer_states(model, map(as_tokens, sentences), engine):
             parts.append(batch.states)
             numbers.append(batch.sentence_W + done)
             done += len(batch.sentences)

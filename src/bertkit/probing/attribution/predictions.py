@@ -234,6 +234,8 @@ def explain(
             values["saliency"] = gradient_nE.double().norm(dim=-1).cpu().numpy()
     if ROLLOUT in methods:
         through_nn = rollout(text_maps(model, text))
+        if question.head is None and not through_nn.triu(1).any():  # read from left to right
+            question = replace(question, read=len(text.ids) - 1)
         row_n = through_nn.mean(0) if question.read is None else through_nn[question.read]
         values[ROLLOUT] = row_n.numpy()
     is_probability = question.head != CLASSES or not _is_number(model.labels)

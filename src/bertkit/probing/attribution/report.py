@@ -53,7 +53,8 @@ DEFINITIONS = {
     "input_x_gradient": "x times the gradient at x, summed over dimensions",
     "saliency": "Euclidean norm of the gradient",
     "attention_rollout": "product over layers of (A + I) / 2, with A the mean of the heads' maps (Abnar and Zuidema"
-    " 2020): the row of the token that the head reads, or the mean of the rows if it reads the mean of all states",
+    " 2020): the row of the token that the head reads, or the mean of the rows if it reads the mean of all states;"
+    " without a head, the row of the first token, or of the last one if the model reads from left to right",
 }
 
 

@@ -17,6 +17,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points, point_shapes
+from bertkit.probing import LEAST_SENTENCES
 from bertkit.probing.attribution import AttributionSettings
 from bertkit.probing.attribution.identifiability import identifiability, token_states
 from bertkit.probing.attribution.measure import Contributions, contributions, directions, squared_norms
@@ -33,8 +34,6 @@ from bertkit.probing.attribution.report import (
 from bertkit.probing.report import Finding, Report
 from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
-
-_LEAST_SENTENCES = 10
 
 
 @dataclass(frozen=True)
@@ -116,19 +115,20 @@ def _read_input(request: ProbeArguments, settings: AttributionSettings, subject:
     most = max(settings.sentences, settings.identify_sentences)
     if not most:
         raise UsageError("--sentences 0 and --identify-sentences 0 leave nothing to do with --data")
-    if 0 < settings.identify_sentences < _LEAST_SENTENCES:
+    if 0 < settings.identify_sentences < LEAST_SENTENCES:
         raise UsageError(
-            f"--identify-sentences {settings.identify_sentences}: expected 0, or at least {_LEAST_SENTENCES}"
+            f"--identify-sentences {settings.identify_sentences}: expected 0, or at least {LEAST_SENTENCES}"
         )
     texts = request.texts(most=most, seed=settings.seed)
     encoder = TextEncoder.of(subject.model, subject.tokenizer)
     every = list(encoder.encode(texts.sentences))
     key = Draw(settings.seed, settings.kind).uniform("sentence", sample=np.arange(len(every)))
     order = [every[number] for number in np.argsort(key, kind="stable").tolist()]
-    if not every or (settings.identify_sentences and len(every) < _LEAST_SENTENCES):
+    least, fewer = (LEAST_SENTENCES, ", or --identify-sentences 0") if settings.identify_sentences else (1, "")
+    if len(every) < least:
         raise DataError(
-            f"{', '.join(request.data)}: {len(every)} sentences that the model can read, expected at least"
-            f" {_LEAST_SENTENCES}; give more text, or --identify-sentences 0"
+            f"{', '.join(request.data)}: {len(every)} sentences that the model can read, expected at least {least}"
+            f"{f' ({encoder.notes})' if encoder.notes.counts else ''}; give more text{fewer}"
         )
     jacobians, identify = order[: settings.sentences], order[: settings.identify_sentences]
     return AttributionInput(jacobians, identify, texts.hashes, left_out(encoder.notes))
@@ -154,14 +154,7 @@ def _jacobians(
 def _identifiability(
     request: ProbeArguments, settings: AttributionSettings, subject: LoadedModel, sentences: Sequence[EncodedSentence]
 ) -> Identifiability:
-    engine = request.engine()
-    states = token_states(
-        subject.model,
-        sentences,
-        max_batch_tokens=engine.micro_batch_tokens,
-        device=engine.device,
-        progress=request.progress,
-    )
+    states = token_states(subject.model, sentences, request.engine(), progress=request.progress)
     cut = round(TRAIN_SHARE * len(sentences))
     train, test = states.of(range(cut)), states.of(range(cut, len(sentences)))
     shares = identifiability(train, test, epochs=settings.epochs, seed=settings.seed, progress=request.progress)

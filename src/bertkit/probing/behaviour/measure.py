@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from bertkit.arrays import Int64Array
 from bertkit.errors import DataError
@@ -33,13 +32,13 @@ from bertkit.models.scoring.token_predictors import TokenPredictor
 from bertkit.probing.behaviour.diagnostics import Cloze, Comparison, Completion, Diagnostic
 from bertkit.progress import Progress, silent_progress
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.training.engine import Engine
 
 SENSITIVITY, ONE_TOKEN, BY_MARGIN = "sensitivity", "sensitivity_one_piece", "sensitivity_by_margin"
 """Names of measures in results; `one_piece` means words of one token."""
 MOST_SHOWN = 5
 """Number of most probable tokens recorded per blank."""
 ALL = ""
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,9 @@ def score_blanks(
     tokenizer: Tokenizer,
     rule: ScoringRule,
     completions: Sequence[Completion],
+    engine: Engine,
     *,
     ending: str = "",
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> dict[Completion, BlankScore | None]:
     """The score of each completion; None if the word is not in the vocabulary or the text is too long.
@@ -90,13 +88,13 @@ def score_blanks(
         model: with the rule's head; is moved to the device and put in evaluation mode.
         rule: see `blank_rule`.
         completions: distinct completions.
+        engine: where to compute, and the tokens computed at once.
         ending: text after the blank.
-        max_batch_tokens, device, progress: as for `score_texts`.
 
     Raises:
         DataError: a log-probability is not finite.
     """
-    predict = rule.predictor(model, device=device)
+    predict = rule.predictor(model, device=engine.device)
     assert isinstance(predict, TokenPredictor), "check_distribution tells the user"
     texts = dict(zip(completions, _encoded(tokenizer, completions, ending), strict=True))
     room = model.encoder.max_tokens - rule.special_tokens
@@ -111,7 +109,7 @@ def score_blanks(
         for length in sorted({text.ids_N.size for text in readable.values()}, reverse=True):
             members = {each: text for each, text in readable.items() if text.ids_N.size == length}
             parts: list[list[BlankScore]] = [[] for _ in members]
-            for number, score in _token_scores(predict, rule, list(members.values()), max_batch_tokens):
+            for number, score in _token_scores(predict, rule, list(members.values()), engine.micro_batch_tokens):
                 parts[number].append(score)
                 done += 1
                 meter.update(done)
@@ -284,7 +282,7 @@ def score_diagnostic(
     ]
     for k in top:
         among = [(each, max(among_top(s.above, s.equal, k) for s in own)) for each, own in blanks.items()]
-        measures.append((accuracy(k), k / vocab_size, among))
+        measures.append((accuracy(k), min(1.0, k / vocab_size), among))
     groups = dict.fromkeys((each.condition, each.group) for each in diagnostic.comparisons)
     parts = [
         (condition, group)

@@ -125,15 +125,13 @@ def _scored(
         [each for comparison in diagnostic.comparisons for each in comparison.completions]
         + [each for cloze in diagnostic.clozes for each in cloze.expected]
     )
-    engine = request.engine()
     scores = score_blanks(
         subject.model,
         subject.tokenizer,
         rule(subject.tokenizer),
         list(completions),
+        request.engine(),
         ending=settings.ending,
-        max_batch_tokens=engine.micro_batch_tokens,
-        device=engine.device,
         progress=request.progress,
     )
     vocab_size = subject.tokenizer.vocab_size

@@ -29,6 +29,7 @@ from bertkit.models.hook_points import layer_points
 from bertkit.probing.sentences import EncodedSentence
 from bertkit.probing.states import layer_states
 from bertkit.progress import Progress, silent_progress
+from bertkit.training.engine import Engine
 
 Place = tuple[int, int]
 """The index of a sentence, and of a word in the sentence."""
@@ -37,7 +38,6 @@ RANDOM_SETS = 10
 """Number of random sets over which the baseline of the explainable variance is averaged."""
 _EQUAL = 1e-10
 """Share of the sum of squares below which differences from the mean are rounding errors of float32."""
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,8 @@ def collect(
     model: HeadedModel,
     sentences: Sequence[EncodedSentence],
     occurrences: Occurrences,
+    engine: Engine,
     *,
-    max_batch_tokens: int = 4096,
-    device: torch.device = _CPU,
     progress: Progress = silent_progress,
 ) -> list[LayerVectors]:
     """The vectors of each layer, in one pass over the sentences; only those of the occurrences are kept in memory."""
@@ -161,7 +160,7 @@ def collect(
     intra_L = np.zeros(len(points))
     first = done = 0
     with progress("hidden states", len(sentences), "sentences") as meter:
-        for batch in layer_states(model, sentences, points=points, max_batch_tokens=max_batch_tokens, device=device):
+        for batch in layer_states(model, sentences, engine, points=points):
             vectors = vectors or [torch.empty(len(places), states.shape[1]) for states in batch.states]
             here_N = np.flatnonzero((first <= row_N) & (row_N < first + batch.word_W.size))
             for layer, states_WD in enumerate(batch.states):

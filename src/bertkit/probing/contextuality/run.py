@@ -67,15 +67,7 @@ def probe_contextuality(request: ProbeArguments, settings: ContextualitySettings
         )
 
     def measure() -> Report:
-        engine = request.engine()
-        vectors = collect(
-            subject.model,
-            sentences,
-            occurrences,
-            max_batch_tokens=engine.micro_batch_tokens,
-            device=engine.device,
-            progress=request.progress,
-        )
+        vectors = collect(subject.model, sentences, occurrences, request.engine(), progress=request.progress)
         figures = [layer_figures(layer, occurrences, draw) for layer in vectors]
         scores = ContextualityScores(subject.label, len(sentences), occurrences, figures)
         summary = scores.summary() | {

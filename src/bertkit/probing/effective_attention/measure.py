@@ -35,11 +35,11 @@ from bertkit.models.scoring.rules import reads_causally
 from bertkit.probing.attention.measure import pattern_points
 from bertkit.probing.sentences import EncodedSentence, packed
 from bertkit.probing.states import recorded
+from bertkit.training.engine import Engine
 
 VALUES = "blocks.{n}.attn.hook_v"
 MIXED = "blocks.{n}.attn.hook_z"
 ATTENDED = "blocks.{n}.hook_attn_out"
-_CPU = torch.device("cpu")
 
 
 def output_maps(model: HeadedModel, layers: int) -> list[Tensor]:
@@ -107,7 +107,7 @@ class LayerAttention:
 
 
 def layer_attention(
-    model: HeadedModel, sentences: Iterable[EncodedSentence], *, device: torch.device = _CPU
+    model: HeadedModel, sentences: Iterable[EncodedSentence], engine: Engine
 ) -> Iterator[tuple[EncodedSentence, list[LayerAttention]]]:
     """Every sentence with its maps in all layers, one sentence in memory at a time.
 
@@ -117,7 +117,7 @@ def layer_attention(
     Raises:
         DataError: the family does not have one of the points, or their values are not finite.
     """
-    model = model.to(device).eval()
+    model = model.to(engine.device).eval()
     points, causal = pattern_points(model), reads_causally(model)
     maps = output_maps(model, len(points))
     for sentence in sentences:

@@ -47,7 +47,7 @@ def probe_effective_attention(request: ProbeArguments, settings: EffectiveAttent
         results, example = [], None
         flat = [(length, text) for length, some in made.items() for text in some]
         with request.progress("effective attention", len(flat), "texts") as meter:
-            stream = layer_attention(subject.model, [text for _, text in flat], device=request.engine().device)
+            stream = layer_attention(subject.model, [text for _, text in flat], request.engine())
             for (length, _), (text, found) in zip(flat, stream, strict=True):
                 results.append(TextResult.of(length, text, found, special))
                 example = example or ExampleMaps.of(subject, width, text, found)

@@ -36,7 +36,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.conversion.pruning import head_numbers
-from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model
+from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.scoring.rules import QueryStream, check_distribution, choose_rule
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probing.heads import HeadsSettings
@@ -47,6 +47,7 @@ from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.tasks.catalogue import TaskSpec, find_task
 from bertkit.tasks.examples import Split
+from bertkit.visible import shell_word
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _two_parts(request: ProbeArguments, settings: HeadsSettings, subject: Loaded
 def _task(request: ProbeArguments, settings: HeadsSettings, subject: LoadedModel) -> ScoredModel:
     """Score on the task that the model was fine-tuned on."""
     name = subject.name
-    directory = encoder_directory(find_model(name, offline=request.offline))
+    directory = encoder_directory(subject.directory)
     recipe, spec = _recipe(settings.task, directory, request.data_dir, name)
     watched = watched_splits(spec)[0]
     train, dev = (load_examples(recipe, split, offline=request.offline) for split in ("train", watched))
@@ -267,7 +268,8 @@ def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str)
     spec = find_task(task)
     if (use := head_use(directory, spec, "auto", name=name)) != "own":
         has = "no task head" if use == "none" else f"a head that is not one of {spec.name}"
-        raise DataError(f"{name}: has {has}; `bertkit finetune --task {spec.name} --model {name}` makes one")
+        remedy = f"`bertkit finetune --task {spec.name} --model {shell_word(name)}` makes one"
+        raise DataError(f"{name}: has {has}; {remedy}")
     recipe = resolved(FinetuneRecipe(name=spec.name, task=spec.name, model=name))
     data = recipe.data.model_copy(update={"directory": None if data_dir is None else str(data_dir)})
     return recipe.model_copy(update={"data": data}), spec

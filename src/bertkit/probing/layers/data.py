@@ -25,7 +25,7 @@ import numpy as np
 
 from bertkit.arrays import Int64Array
 from bertkit.errors import DataError, UsageError
-from bertkit.metrics.tagging import conlleval_spans
+from bertkit.metrics.tagging import ChunkF1, conlleval_spans
 from bertkit.probing.layers.measure import Items, accuracy
 from bertkit.probing.sentence_sources import is_treebank
 from bertkit.probing.sentences import EncodedSentence
@@ -219,13 +219,10 @@ class LayerTask:
         """conlleval's F1 over the chunks of the test sentences; None for a task without chunks."""
         if not self.test_words:
             return None
-        right = found = gold = first = 0
-        for words in self.test_words:
-            rows = slice(first, first + words)
-            own = set(conlleval_spans(self.test_names[rows]))
-            guess = set(conlleval_spans([self.labels[number] for number in predicted_N[rows].tolist()]))
-            right, found, gold, first = right + len(own & guess), found + len(guess), gold + len(own), first + words
-        return 2 * right / (found + gold) if found + gold else 0.0
+        ends = np.cumsum(self.test_words)[:-1]
+        tags = (np.array(self.labels)[predicted_N], np.array(self.test_names))
+        predicted, gold = ([own.tolist() for own in np.split(each, ends)] for each in tags)
+        return ChunkF1().score(predicted, gold)
 
 
 Pair = tuple[LabelledSentence, EncodedSentence]

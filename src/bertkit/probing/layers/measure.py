@@ -29,8 +29,8 @@ from torch.nn.functional import cross_entropy
 
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
-from bertkit.metrics.base import Additive, Values, ratio
 from bertkit.metrics.statistics import bootstrap_interval
+from bertkit.metrics.tagging import TagAccuracy
 from bertkit.probing.layers import ProbeFit, SpanPooling
 
 log = logging.getLogger(__name__)
@@ -266,24 +266,14 @@ def accuracy(label_N: Int64Array, predicted_N: Int64Array) -> float:
     return float((label_N == predicted_N).mean())
 
 
-class AccuracyOfSentences(Additive):
-    """Accuracy from the numbers of right items and of items of each sentence."""
-
-    name = "accuracy"
-
-    def rows(self, predictions: Values, references: Values) -> Float64Array:
-        return np.stack([predictions, references], axis=1).astype(np.float64)
-
-    def value(self, totals: Float64Array) -> Float64Array:
-        return ratio(totals[..., 0], totals[..., 1])
-
-
 def accuracy_interval(label_N: Int64Array, predicted_N: Int64Array, sentence_N: Int64Array) -> tuple[float, float]:
-    """The 95% bootstrap interval of the accuracy over sentences, whose items are not independent."""
-    items_S = np.bincount(sentence_N)
-    right_S = np.bincount(sentence_N, weights=label_N == predicted_N)
-    has_items_S = items_S > 0
-    found = bootstrap_interval(right_S[has_items_S].tolist(), items_S[has_items_S].tolist(), AccuracyOfSentences())
+    """The 95% bootstrap interval of the accuracy over sentences, whose items are not independent.
+
+    `sentence_N` is in ascending order; sentences without items do not count.
+    """
+    ends = np.flatnonzero(np.diff(sentence_N)) + 1
+    predicted, gold = ([own.tolist() for own in np.split(each.astype(str), ends)] for each in (predicted_N, label_N))
+    found = bootstrap_interval(predicted, gold, TagAccuracy())
     assert found is not None, "every sentence has items"
     return found
 

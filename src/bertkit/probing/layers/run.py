@@ -17,6 +17,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
+from bertkit.probing import LEAST_SENTENCES
 from bertkit.probing.annotated import (
     align,
     check_aligned,
@@ -26,7 +27,7 @@ from bertkit.probing.annotated import (
     train_and_test,
     width_of,
 )
-from bertkit.probing.layers import LEAST_SENTENCES, LayersSettings
+from bertkit.probing.layers import LayersSettings
 from bertkit.probing.layers.data import (
     LayerTask,
     Pair,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,9 @@ class SensesSettings(ProbeSettings):
 
     kind: ClassVar[str] = "senses"
 
-    ks: list[int] = Field([1, 3, 5, 10], min_length=1, description="Number of neighbours that vote.")
+    ks: list[Annotated[int, Field(ge=1)]] = Field(
+        [1, 3, 5, 10], min_length=1, description="Number of neighbours that vote."
+    )
     capped: bool = Field(
         True, description="Cap the number of neighbours at the number of examples of the word's rarest sense."
     )

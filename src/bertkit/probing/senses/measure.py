@@ -34,13 +34,9 @@ def cosines(tests: Sequence[Tensor], trains: Sequence[Tensor]) -> Float64Array:
     return found
 
 
-def vote(senses: Sequence[str], k: int, *, capped: bool = True) -> str:
-    """The majority sense of the k nearest, given the senses of all training occurrences, nearest first.
-
-    If `capped`, at most as many neighbours vote as the rarest sense has examples, as in the paper.
-    """
-    most = min(Counter(senses).values()) if capped else len(senses)
-    highest = max(Counter(senses[: min(k, most)]).values())
+def vote(senses: Sequence[str]) -> str:
+    """The majority sense of the neighbours that vote, nearest first."""
+    highest = max(Counter(senses).values())
     counts: Counter[str] = Counter()
     for sense in senses:
         counts[sense] += 1
@@ -126,7 +122,8 @@ def knn_answers(
         trains: rows of the training table by word.
         tables: test and training states of each layer to concatenate.
         senses: senses of the training rows.
-        ks, capped: numbers of neighbours that vote; see `vote`.
+        ks: numbers of neighbours that vote.
+        capped: whether at most as many vote as the word's rarest sense has examples, as in the paper.
     """
     answers: dict[int, list[str | None]] = {k: [None] * sum(map(len, tests.values())) for k in ks}
     for word, rows in tests.items():
@@ -136,9 +133,12 @@ def knn_answers(
         similarity_MN = cosines(
             [test_MD[list(rows)] for test_MD, _ in tables], [train_ND[list(examples)] for _, train_ND in tables]
         )
+        own = [senses[number] for number in examples]
+        most = min(Counter(own).values()) if capped else len(own)
         # From nearest to furthest; ties in order of occurrence.
-        for row, order_N in zip(rows, np.argsort(-similarity_MN, axis=1, kind="stable"), strict=True):
-            near = [senses[examples[number]] for number in order_N.tolist()]
+        nearest_MK = np.argsort(-similarity_MN, axis=1, kind="stable")[:, : min(most, max(ks))]
+        for row, nearest_K in zip(rows, nearest_MK.tolist(), strict=True):
+            near = [own[number] for number in nearest_K]
             for k in ks:
-                answers[k][row] = vote(near, k, capped=capped)
+                answers[k][row] = vote(near[:k])
     return answers

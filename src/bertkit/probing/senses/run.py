@@ -87,15 +87,13 @@ def probe_senses(request: ProbeArguments, settings: SensesSettings) -> ProbeResu
     """Disambiguate the words of test files, or of a held-out fifth of the one file's sentences, and write a run.
 
     Raises:
-        UsageError: no data or several files, several models, a k below 1, or too much disk space.
+        UsageError: no data or several files, several models, or too much disk space.
         DataError: invalid model or files, no gold senses, or a word to plot that is too rare.
     """
     subject = request.subject()
     if len(request.data) != 1:
         given = ", ".join(request.data) or "nothing"
         raise UsageError(f"this probe takes its examples from one file: give --data semcor.jsonl (given: {given})")
-    if min(settings.ks) < 1:
-        raise UsageError(f"--k {min(settings.ks)}: at least one neighbour must vote")
     train_path = existing(request.data[0])
     test_paths = [existing(each, option="--test-data") for each in request.test_data]
     everything = read_senses(train_path)

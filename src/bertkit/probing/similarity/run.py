@@ -26,6 +26,7 @@ from bertkit.probing.similarity import SimilaritySettings
 from bertkit.probing.similarity.measure import similarities
 from bertkit.probing.similarity.report import DEFINITIONS, SimilarityScores
 from bertkit.probing.states import layer_states
+from bertkit.training.engine import Engine
 
 ENOUGH = 5
 """Words per dimension, below which both measures are high by chance."""
@@ -82,7 +83,7 @@ def probe_similarity(request: ProbeArguments, settings: SimilaritySettings) -> P
         engine = request.engine()
         layers, states = [], []
         for subject, sentences in zip(subjects, common.sentences, strict=True):
-            own = collect(subject, sentences, common.places, engine.micro_batch_tokens, engine.device)
+            own = collect(subject, sentences, common.places, engine)
             layers += [(subject, layer) for layer in range(len(own))]
             states += own
         found = similarities(states, variance=settings.variance, progress=request.progress)
@@ -118,18 +119,14 @@ def common_words(encoded: Sequence[Sequence[EncodedSentence]], most: int, draw: 
 
 
 def collect(
-    subject: LoadedModel,
-    sentences: Sequence[EncodedSentence],
-    places: Sequence[tuple[int, int]],
-    max_batch_tokens: int,
-    device: torch.device,
+    subject: LoadedModel, sentences: Sequence[EncodedSentence], places: Sequence[tuple[int, int]], engine: Engine
 ) -> list[Tensor]:
     """The states of these words in each layer, (n, D), float32."""
     first_S = np.cumsum([0, *(len(each.words) for each in sentences)])
     row_N = np.array([first_S[sentence] + word for sentence, word in places])
     layers: list[list[Tensor]] = [[] for _ in layer_points(subject.model)]
     first = 0
-    for batch in layer_states(subject.model, sentences, max_batch_tokens=max_batch_tokens, device=device):
+    for batch in layer_states(subject.model, sentences, engine):
         rows = row_N[(first <= row_N) & (row_N < first + batch.word_W.size)] - first
         first += batch.word_W.size
         for kept, states_WD in zip(layers, batch.states, strict=True):

@@ -6,11 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from bertkit.probing import ProbeSettings
+from bertkit.probing import LEAST_SENTENCES, ProbeSettings
 from bertkit.settings import Settings
-
-LEAST_SENTENCES = 10
-"""Minimum number of sentences to train a probe on."""
 
 
 class ProbeTraining(Settings):

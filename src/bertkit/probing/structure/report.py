@@ -16,6 +16,8 @@ import numpy as np
 from bertkit.evaluation.plots import layer_ticks, lines, new_figure, plain
 from bertkit.probing.report import Finding, Table, table_of
 from bertkit.probing.structure.measure import (
+    LONGEST,
+    SHORTEST,
     DepthScores,
     DistanceScores,
     GoldTree,
@@ -141,13 +143,16 @@ class StructureScores:
 
     def _layers(self) -> Finding:
         table = {"layer": range(len(self.layers)), **self.by_layer}
-        uuas, roots = table["uuas"], table["root_accuracy"]
+        uuas, dspr, roots = table["uuas"], table["dspr"], table["root_accuracy"]
         top = int(np.argmax(uuas))
+        correlation = f"at most {max(dspr):.3f}"
+        if np.isnan(dspr).all():
+            correlation = f"not defined (no test sentence has {SHORTEST} to {LONGEST} words)"
         sentence = (
             f"Structural probes of rank {self.rank} on {self.label} reach the highest UUAS in layer {top}"
             f" ({uuas[top]:.1%}). It is {uuas[0]:.1%} in layer 0, {uuas[-1]:.1%} in the last layer, at most"
             f" {max(table['random_uuas']):.1%} with random weights and {self.chain.uuas:.1%} for adjacent words; DSpr"
-            f" is at most {max(table['dspr']):.3f}. Depth probes find at most {max(roots):.1%} of the roots, in layer"
+            f" is {correlation}. Depth probes find at most {max(roots):.1%} of the roots, in layer"
             f" {int(np.argmax(roots))} ({roots[0]:.1%} in layer 0). The held-out loss is lowest in layer {self.best}"
             f" ({self.counts})."
         )

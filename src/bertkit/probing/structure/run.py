@@ -20,6 +20,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.models.hook_points import layer_points
+from bertkit.probing import LEAST_SENTENCES
 from bertkit.probing.annotated import (
     align,
     check_aligned,
@@ -34,7 +35,7 @@ from bertkit.probing.run import ProbeArguments, ProbeResult, left_out, run_probe
 from bertkit.probing.sentence_sources import existing, is_treebank
 from bertkit.probing.sentences import EncodedSentence, TextEncoder
 from bertkit.probing.state_store import StateStore
-from bertkit.probing.structure import LEAST_SENTENCES, StructureSettings
+from bertkit.probing.structure import StructureSettings
 from bertkit.probing.structure.measure import (
     Form,
     GoldTree,
