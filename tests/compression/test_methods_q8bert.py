@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.quantisation.int8 import StaticQuantisedLinear, fake_quantize
+from bertkit.ranks import RankLostError, Ranks, use_ranks
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
 from bertkit.training.run import FinishedRun
@@ -72,6 +76,38 @@ def test_a_threshold_is_the_moving_average_of_the_largest_value() -> None:
     made.eval()(torch.full((1, 3), 100.0))
     made.update_thresholds(0.9, active=True)
     assert float(made.input_threshold) == pytest.approx(2.03, rel=1e-6)
+
+
+def test_a_threshold_moves_by_the_largest_value_of_all_ranks() -> None:
+    """Each rank reads its own share of a batch. If a rank is lost, the update is still made."""
+    method, model = Q8Bert(ema_decay=0.5), nn.Sequential(FakeQuantLinear(nn.Linear(2, 2), 8, requantised=False))
+    made = model[0]
+    assert isinstance(made, FakeQuantLinear)
+
+    class OneOfTwo(Ranks):
+        count = 2
+        other: Sequence[float | None] | None = ()
+
+        def gathered(self, value: Any) -> list[Any]:
+            if self.other is None:
+                raise RankLostError("rank 1 died")
+            return [value, list(self.other)]
+
+    ranks = OneOfTwo()
+    cases: list[tuple[float | None, Sequence[float | None] | None, float]] = [
+        (2.0, (4.0, None), 4.0),
+        (8.0, (6.0, None), 6.0),
+        (None, (2.0, None), 4.0),
+        (None, (None, None), 4.0),
+        (1.0, (math.nan, None), 4.0),
+        (2.0, None, 3.0),
+    ]
+    with use_ranks(ranks):
+        for step, (own, ranks.other, expected) in enumerate(cases, start=1):
+            if own is not None:
+                made.train()(torch.tensor([[0.0, -own]]))
+            method.after_update(model, step, len(cases))  # type: ignore[arg-type]  # its modules are all that is read
+            assert float(made.input_threshold) == pytest.approx(expected)
 
 
 def test_before_its_start_a_map_is_plain_and_measures_nothing() -> None:

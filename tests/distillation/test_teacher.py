@@ -42,7 +42,7 @@ def reading(numbers: Sequence[int]) -> TaskQuery:
     return TaskQuery(packed, "masked_lm", logits_of, ItemLayout(counts, counts))
 
 
-SPEC = ActivationSpec(logits=True, states=frozenset({0, 2}), first_states=frozenset({1}))
+SPEC = ActivationSpec(logits=True, states=frozenset({0, 2}), summary_states=frozenset({1}))
 
 
 def cache(directory: Path) -> RecordCache:
@@ -62,7 +62,7 @@ def test_what_is_remembered_equals_what_is_computed_in_any_batch(tmp_path: Path,
         torch.testing.assert_close(found.logits, wanted.logits)
         for layer in (0, 2):
             torch.testing.assert_close(found.states[layer], wanted.states[layer])
-        torch.testing.assert_close(found.first_states[1], wanted.first_states[1])
+        torch.testing.assert_close(found.summary_states[1], wanted.summary_states[1])
 
 
 def test_a_pass_that_keeps_gives_the_same_bits_as_one_that_remembers(tmp_path: Path, models: list[HeadedModel]) -> None:

@@ -81,7 +81,7 @@ def test_outputs_on_text_come_back_in_any_company_and_only_for_the_same_tokens(t
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, seed=3)
     words = positions != "none"
-    spec = ActivationSpec(logits=words, states=frozenset({2, 1}), first_states=frozenset({2}))
+    spec = ActivationSpec(logits=words, states=frozenset({2, 1}), summary_states=frozenset({2}))
     cache = open_teacher_cache(tmp_path, {"teacher": "a"}, max_bytes=1e6)
     teacher, plain = Teacher([model], spec, cache=cache), Teacher([model], spec)
 
@@ -103,7 +103,7 @@ def test_outputs_on_text_come_back_in_any_company_and_only_for_the_same_tokens(t
     for layer in (1, 2):
         torch.testing.assert_close(found.states[layer], computed.states[layer])
         assert torch.equal(found.states[layer], torch.cat([first.states[layer][9:], first.states[layer][4:7]]))
-    assert torch.equal(found.first_states[2], first.first_states[2][[3, 1]])
+    assert torch.equal(found.summary_states[2], first.summary_states[2][[3, 1]])
     if words:
         assert isinstance(found.logits, TopLogits)
         assert isinstance(first.logits, TopLogits)

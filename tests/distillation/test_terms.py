@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.activations import ActivationRecorder, Activations, ModelShape
+from bertkit.distillation.activations import ActivationRecorder, Activations, ActivationSpec, ModelShape
 from bertkit.distillation.terms import (
     TERMS,
     Attention,
@@ -27,12 +27,15 @@ from bertkit.distillation.terms import (
 )
 from bertkit.errors import UsageError
 from bertkit.models.conversion.pruning import prune_heads
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
 from tests.probing.tiny_models import BERT, GPT2, tiny_model, tiny_tokenizer
 
+XLNET = {name: value for name, value in BERT.items() if name != "max_position_embeddings"}
 TEXTS = [[5, 9, 11, 7, 6], [8, 30, 31], [40, 41, 42, 43, 44, 45, 46, 47], [3, 4]]
 SETTINGS: dict[str, dict[str, Any]] = {
     name: {"projection": "fit"} if "projection" in kind.model_fields else {} for name, kind in TERMS.items()
@@ -132,11 +135,29 @@ def test_patience_is_pkds_mean_over_layers_sequences_and_width(models: tuple[Hea
     shapes, batch = ShapePair(ModelShape.of(teacher), ModelShape.of(teacher)), PackedBatch.from_ids(TEXTS)
     pair = [activations_of(teacher, term, which, shapes, batch) for which in (0, 1)]
     student, taught = (
-        torch.stack([functional.normalize(each.first_states[layer], dim=-1) for layer in layers], dim=1)
+        torch.stack([functional.normalize(each.summary_states[layer], dim=-1) for layer in layers], dim=1)
         for each, layers in zip(pair, ((1, 2), (2, 3)), strict=True)
     )
     part = term.loss(OutputPair(*pair, shapes, torch.nn.ModuleDict()))
     torch.testing.assert_close(part.sum / part.count, functional.mse_loss(student, taught))
+
+
+@pytest.mark.parametrize(
+    ("config", "last"), [(BertConfig(**BERT), False), (Gpt2Config(**GPT2), True), (XlnetConfig(**XLNET), True)]
+)
+def test_patience_compares_the_token_that_a_familys_classifiers_read(config: EncoderConfig, last: bool) -> None:
+    """GPT's first token has seen no other, and XLNet's [CLS] is the last."""
+    model, batch = tiny_model(tiny_tokenizer(), config, ("sequence_classification",)), PackedBatch.from_ids(TEXTS)
+    recording = ActivationRecorder(model, ActivationSpec(summary_states=frozenset({2})))
+    recorder = recording.recorder()
+    hidden_TD = model(batch, recorder)
+    found_BD = recording.activations(recorder, batch).summary_states[2]
+    token_B = batch.sequences.cu_seqlens_B1[1:].long() - 1 if last else batch.first_token_B
+    assert recorder is not None
+    (point,) = recording.points
+    torch.testing.assert_close(found_BD, recorder.kept[point][token_B])
+    head = "sequence_classification"
+    torch.testing.assert_close(model.summary(head, hidden_TD, batch), hidden_TD[token_B])
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ its matrix; an activation's is a moving average of the largest of each update (d
 rounding unchanged. Softmax, layer norm and GELU stay in floating point. The result is a directory of int8 weights with
 these thresholds (models/quantisation/int8.py).
 
-- The average moves once per update, by the largest value over its micro-batches, so the way a batch is split changes
-  nothing. The first update under quantisation therefore only measures.
+- The average moves once per update, by the largest value over its micro-batches and ranks, so the way a batch is split
+  changes nothing. The first update under quantisation therefore only measures.
 - The paper's biases are rounded to 32 bits at the scale of the products; here they stay floats.
 - The classifier's output is not requantised: it is the result.
 - torchao 0.18's integer quantiser for training supports a scale per token, axis or group, from each input or trained,
@@ -19,6 +19,7 @@ Sibling qbert.py has fewer bits, by group. Shapes: T rows, D inputs, F outputs, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from bertkit.models.operators.matmul import is_plain_linear, linear
 from bertkit.models.operators.word_embedding import is_plain_embedding
 from bertkit.models.quantisation.int8 import LEVELS, QuantisedEmbedding, StaticQuantisedLinear, fake_quantize, quant_max
 from bertkit.models.quantisation.quantised import METHOD, QUANTISATION, replace_parts
+from bertkit.ranks import RankLostError, current
 from bertkit.training.method import Method, TrainingData
 
 _SMALLEST_ROW = 1e-30
@@ -67,10 +69,11 @@ class QuantisationAwareTraining(Method):
             )
 
     def after_update(self, model: HeadedModel, step: int, steps: int) -> None:
-        """Move the thresholds."""
-        for part in model.modules():
-            if isinstance(part, FakeQuantLinear | FakeQuantEmbedding):
-                part.update_thresholds(self.ema_decay, active=step > self.start_step)
+        """Move the thresholds, by the largest values that any rank has observed."""
+        parts = [part for part in model.modules() if isinstance(part, FakeQuantLinear | FakeQuantEmbedding)]
+        take_largest([peak for part in parts if isinstance(part, FakeQuantLinear) for peak in part.peaks])
+        for part in parts:
+            part.update_thresholds(self.ema_decay, active=step > self.start_step)
 
 
 class Q8Bert(QuantisationAwareTraining):
@@ -148,22 +151,44 @@ def unknown_threshold(device: torch.device) -> nn.Parameter:
 
 
 class Peak:
-    """The largest absolute value since the last update of its average."""
+    """The largest absolute value since the last update of its average.
+
+    Attributes:
+        largest: this value; None if there was none.
+    """
 
     def __init__(self) -> None:
-        self._largest: Tensor | None = None
+        self.largest: Tensor | None = None
 
     def observe(self, values: Tensor) -> None:
         peak = values.detach().abs().amax().float()
-        self._largest = peak if self._largest is None else torch.maximum(self._largest, peak)
+        self.largest = peak if self.largest is None else torch.maximum(self.largest, peak)
 
     @torch.no_grad()
     def update(self, average: Tensor, decay: float, *, active: bool) -> None:
         """Move the average if active; its first value is the peak itself. A peak that is not finite is skipped."""
-        peak, self._largest = self._largest, None
+        peak, self.largest = self.largest, None
         if not active or peak is None or not math.isfinite(float(peak)):
             return
         average.copy_(peak if float(average) == 0 else decay * average + (1 - decay) * peak)
+
+
+def take_largest(peaks: Sequence[Peak]) -> None:
+    """Give each of these peaks the largest value of all ranks.
+
+    A rank that is lost is left to the trainer's next exchange: this update is already made, and must be counted.
+    """
+    ranks = current()
+    if ranks.count == 1:
+        return
+    own = [None if peak.largest is None else float(peak.largest) for peak in peaks]
+    try:
+        found = ranks.gathered(own)
+    except RankLostError:
+        return
+    for peak, values in zip(peaks, zip(*found, strict=True), strict=True):
+        known_values = [value for value in values if value is not None]
+        peak.largest = torch.tensor(known_values).amax() if known_values else None
 
 
 class FakeQuantLinear(nn.Linear):
@@ -183,7 +208,7 @@ class FakeQuantLinear(nn.Linear):
         self.bits, self.levels = bits, quant_max(bits)
         self.input_threshold = unknown_threshold(linear.weight.device)
         self.output_threshold = unknown_threshold(linear.weight.device) if requantised else None
-        self._input_peak, self._output_peak = Peak(), Peak()
+        self._input_peak, self._output_peak = self.peaks = (Peak(), Peak())
 
     def rounded_weight(self) -> Tensor:
         """The quantised weights as floats, (F, D), without a gradient."""

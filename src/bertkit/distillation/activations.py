@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.conversion.pruning import HeadChoice, pruned_heads
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import HeadedModel
+from bertkit.models.headed import HeadedModel, summarised_token
 from bertkit.models.hook_points import layer_points
 from bertkit.models.operators.vocabulary import WordLogits
 from bertkit.models.recorder import Recorder
@@ -37,27 +37,27 @@ class ActivationSpec:
     Attributes:
         logits: whether the output of its head is recorded.
         states: layers whose states are compared for all tokens.
-        first_states: layers whose states are compared for the first token of each sequence.
+        summary_states: layers whose states are compared for the token of each sequence that classifiers read.
         scores: layers whose attention scores are compared.
     """
 
     logits: bool = False
     states: frozenset[int] = frozenset()
-    first_states: frozenset[int] = frozenset()
+    summary_states: frozenset[int] = frozenset()
     scores: frozenset[int] = frozenset()
 
     def __or__(self, other: ActivationSpec) -> ActivationSpec:
         return ActivationSpec(
             self.logits or other.logits,
             self.states | other.states,
-            self.first_states | other.first_states,
+            self.summary_states | other.summary_states,
             self.scores | other.scores,
         )
 
     @property
     def has_layers(self) -> bool:
         """Whether anything besides the logits is recorded."""
-        return bool(self.states or self.first_states or self.scores)
+        return bool(self.states or self.summary_states or self.scores)
 
     def to_json(self) -> str:
         """Equal for equal specs; part of a teacher cache's identity."""
@@ -86,14 +86,14 @@ class Activations:
         logits: output of the head: (M, K) on a task; on text, rows that are computed a few at a time. None if not
             recorded.
         states: (T, D) by layer.
-        first_states: (B, D) by layer.
+        summary_states: (B, D) by layer.
         maps: attention by layer.
     """
 
     batch: PackedBatch
     logits: Tensor | WordLogits | None = None
     states: Mapping[int, Tensor] = field(default_factory=dict)
-    first_states: Mapping[int, Tensor] = field(default_factory=dict)
+    summary_states: Mapping[int, Tensor] = field(default_factory=dict)
     maps: Mapping[int, AttentionMap] = field(default_factory=dict)
 
     @property
@@ -163,10 +163,11 @@ class ActivationRecorder:
     def __init__(self, model: HeadedModel, spec: ActivationSpec) -> None:
         self.spec = spec
         # If only logits are recorded, any kind of model will do.
-        self._states = layer_points(model) if spec.states or spec.first_states else ()
-        points = [self._states[layer] for layer in (*spec.states, *spec.first_states)]
+        self._states = layer_points(model) if spec.states or spec.summary_states else ()
+        points = [self._states[layer] for layer in (*spec.states, *spec.summary_states)]
         maps = [_point(name, layer) for name in (_SCORES, _PATTERN) for layer in spec.scores]
         self.points = frozenset([*points, *maps])
+        self._summary = summary_of(model)
 
     def recorder(self) -> Recorder | None:
         """The recorder for the forward pass; None if only logits are recorded."""
@@ -177,17 +178,24 @@ class ActivationRecorder:
     ) -> Activations:
         """What was recorded during a pass over all tokens of a batch."""
         kept = {} if recorder is None else recorder.kept
-        spec = self.spec
+        spec, summary_B = self.spec, summarised_token(self._summary, batch)
         return Activations(
             batch,
             logits if spec.logits else None,
             {layer: kept[self._states[layer]] for layer in spec.states},
-            {layer: kept[self._states[layer]].index_select(0, batch.first_token_B) for layer in spec.first_states},
+            {layer: kept[self._states[layer]].index_select(0, summary_B) for layer in spec.summary_states},
             {
                 layer: AttentionMap(kept[_point(_SCORES, layer)], (kept[_point(_PATTERN, layer)] > 0).any(dim=1))
                 for layer in spec.scores
             },
         )
+
+
+def summary_of(model: HeadedModel) -> Literal["first", "last"]:
+    """Which token of a sequence the family's classifiers read: [CLS] is last in XLNet, and GPT has only the last one
+    that has seen the whole text. The first if they read a mean."""
+    plan = model.plans.get("sequence_classification")
+    return "last" if plan is not None and plan.summary == "last" else "first"
 
 
 def _point(name: str, layer: int) -> str:

@@ -279,7 +279,7 @@ class Teacher:
         """
         width = self.models[0].encoder.width
         logits = rows * columns * self.spec.logits
-        states = width * (sequences * len(self.spec.first_states) + tokens * len(self.spec.states))
+        states = width * (sequences * len(self.spec.summary_states) + tokens * len(self.spec.states))
         return CachedItem.bytes_of(logits + states)
 
     def _computed(self, query: TeacherQuery) -> Activations:
@@ -291,8 +291,8 @@ class Teacher:
         return self._recorders[0].activations(recorders[0], query.packed, logits)
 
     def _items(self, query: TeacherQuery, layout: ItemLayout, outputs: Activations) -> list[CachedItem]:
-        """Stored values of each item: logits, then first tokens' states, then all tokens' states, layer by layer."""
-        first = [states.float().cpu().numpy() for _, states in sorted(outputs.first_states.items())]
+        """Stored values of each item: logits, the states that classifiers read, those of all tokens, layer by layer."""
+        read = [states.float().cpu().numpy() for _, states in sorted(outputs.summary_states.items())]
         every = [states.float().cpu().numpy() for _, states in sorted(outputs.states.items())]
         table = None if outputs.logits is None else query.table(outputs.logits)
         items = []
@@ -302,7 +302,7 @@ class Teacher:
             own = np.zeros((0, 0), dtype=np.float32) if table is None else table[row : row + rows]
             columns = int((own != -np.inf).sum(axis=1).max()) if own.size else 0
             parts = [own[:, :columns].ravel()]
-            parts += [states[sequence : sequence + sequences].ravel() for states in first]
+            parts += [states[sequence : sequence + sequences].ravel() for states in read]
             parts += [states[token : token + tokens].ravel() for states in every]
             items.append(CachedItem(len(own), columns, np.concatenate(parts)))
             row, sequence, token = row + rows, sequence + sequences, token + tokens
@@ -312,13 +312,13 @@ class Teacher:
         """The inverse of `_items`."""
         device, width = query.packed.ids_T.device, self.models[0].encoder.width
         tables: list[Float32Array] = []
-        first: dict[int, list[Float32Array]] = {layer: [] for layer in sorted(self.spec.first_states)}
+        read: dict[int, list[Float32Array]] = {layer: [] for layer in sorted(self.spec.summary_states)}
         every: dict[int, list[Float32Array]] = {layer: [] for layer in sorted(self.spec.states)}
         sizes = zip(items, layout.sequences_I, layout.tokens_I(query.packed), strict=True)
         for item, sequences, tokens in sizes:
             place = item.rows * item.columns
             tables.append(item.values[:place].reshape(item.rows, item.columns))
-            for layers, count in ((first, sequences), (every, tokens)):
+            for layers, count in ((read, sequences), (every, tokens)):
                 for parts in layers.values():
                     parts.append(item.values[place : place + count * width].reshape(count, width))
                     place += count * width
@@ -326,7 +326,7 @@ class Teacher:
             query.packed,
             query.from_tables(tables) if self.spec.logits else None,
             {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in every.items()},
-            {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in first.items()},
+            {layer: torch.from_numpy(np.concatenate(parts)).to(device) for layer, parts in read.items()},
         )
 
 

@@ -135,8 +135,8 @@ class Cosine(LayerStates):
 
 
 class Patience(LayerStates):
-    """The states of the first tokens after intermediate layers: squared error, mean over sequences and pairs of
-    layers, as in the paper's code (its equation 7 sums)."""
+    """The states of the token that classifiers read, [CLS] in BERT, after intermediate layers: squared error, mean over
+    sequences and pairs of layers, as in the paper's code (its equation 7 sums)."""
 
     term: ClassVar[str] = "patience"
     averages_layers: ClassVar[bool] = True
@@ -146,10 +146,10 @@ class Patience(LayerStates):
 
     def specs(self, shapes: ShapePair) -> tuple[ActivationSpec, ActivationSpec]:
         own, theirs = super().specs(shapes)
-        return ActivationSpec(first_states=own.states), ActivationSpec(first_states=theirs.states)
+        return ActivationSpec(summary_states=own.states), ActivationSpec(summary_states=theirs.states)
 
     def states(self, activations: Activations) -> Mapping[int, Tensor]:
-        return activations.first_states
+        return activations.summary_states
 
     def count(self, batch: PackedBatch, rows: int) -> int:
         return batch.num_sequences
