@@ -142,8 +142,8 @@ class PredictionOutput(Options):
         option(
             "--out",
             metavar="FILE",
-            help="File to write the predictions to: .jsonl, .csv or .tsv; .conll or .conllu for such input (default:"
-            " stdout).",
+            help="File to write the predictions to: .jsonl, .csv, .tsv or .parquet; .conll or .conllu for such input"
+            " (default: stdout).",
         ),
     ] = None
 

@@ -80,7 +80,7 @@ def search(
         option("--rerank", metavar="MODEL", help="Cross-encoder or ColBERT model that rescores the first hits."),
     ] = None,
     *,
-    query_settings: Annotated[QuerySettings, spelled(panel="Search")],
+    query_settings: Annotated[QuerySettings, spelled(where="--where FIELD=VALUE", panel="Search")],
     index_settings: Annotated[IndexSettings, spelled(truncate="--truncate DIM", panel="Index")],
     pair_settings: Annotated[PairSettings, spelled(panel="Pairs")],
     reading: TextReadOptions,
@@ -96,6 +96,7 @@ def search(
     `bertkit search --model M --corpus articles.jsonl --index articles-index`
     `bertkit search --corpus articles.jsonl --index articles-index --update`
     `bertkit search --index articles-index "how do birds navigate?" --hybrid`
+    `bertkit search --index articles-index --where year=2020 "how do birds navigate?"`
     `bertkit search --index articles-index --rerank CROSS-ENCODER < questions.txt`
     `bertkit search --model M --corpus titles.txt --pairs --min-score 0.9`
     """
