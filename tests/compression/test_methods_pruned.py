@@ -307,6 +307,12 @@ def test_what_cannot_be_removed_is_refused_with_exit_code_2(
         assert warned in " ".join(done.stderr.split())
 
 
+def test_zeros_of_an_average_are_refused_and_that_of_removed_heads_is_not(place: Place) -> None:
+    place.request("method={name: pruned, heads: 2}", "optimisation.ema=0.9").requested()
+    with pytest.raises(UsageError, match=r"method: pruned sets weights to 0 .*; leave optimisation\.ema out"):
+        place.request("method={name: pruned, magnitude: 0.4}", "optimisation.ema=0.9").requested()
+
+
 def test_importance_without_data_is_refused(task_trainer: TaskTrainer) -> None:
     model: HeadedModel = task_trainer.model
     with pytest.raises(UsageError, match="importance needs training examples"):

@@ -235,6 +235,12 @@ def test_how_a_batch_is_cut_changes_no_threshold(place: Place) -> None:
         torch.testing.assert_close(tensors[0][name], tensors[1][name], rtol=1e-2, atol=1e-4)
 
 
+def test_an_average_of_the_weights_is_refused(place: Place) -> None:
+    told = r"method: q8bert has thresholds that begin at 0, so that an average .*; leave optimisation\.ema out"
+    with pytest.raises(UsageError, match=told):
+        place.run(*METHOD, "optimisation.ema=0.9")
+
+
 def test_what_came_out_is_not_trained_on(place: Place, finished: FinishedRun) -> None:
     with pytest.raises(DataError, match="quantised and cannot be trained"):
         place.run("optimisation.max_steps=1", model=str(finished.run.path))

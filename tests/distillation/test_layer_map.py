@@ -15,6 +15,7 @@ def test_maps_are_those_of_the_papers() -> None:
     assert layer_map("last", student=6, teacher=12) == ((1, 7), (2, 8), (3, 9), (4, 10), (5, 11))
     assert layer_map("first", student=3, teacher=6) == ((1, 1), (2, 2), (3, 3))
     assert layer_map("top", student=6, teacher=12) == ((6, 12),)
+    assert layer_map("top", student=4, teacher=2) == ((4, 2),)
     assert layer_map([[0, 0], [2, 5]], student=2, teacher=5) == ((0, 0), (2, 5))
 
 

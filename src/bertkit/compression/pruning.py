@@ -114,6 +114,10 @@ class Pruned(Method):
             raise ValueError("keep works only with layers=first, last, uniform or skip; leave it out for a list")
         return self
 
+    @property
+    def not_averaged(self) -> str:
+        return "" if self.magnitude is None else "sets weights to 0 (magnitude), which are not 0 in an average"
+
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.heads is None or isinstance(self.heads, dict):
             what = "removes no heads" if self.heads is None else "names the heads to remove"

@@ -52,6 +52,10 @@ class QuantisationAwareTraining(Method):
         0, ge=0, description="Update, counted from 0, from which weights and activations are quantised."
     )
 
+    @property
+    def not_averaged(self) -> str:
+        return "has thresholds that begin at 0, so that an average would clip activations"
+
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
         """Enable gradients for everything except the thresholds."""
         for name, parameter in model.named_parameters():

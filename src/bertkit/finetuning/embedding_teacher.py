@@ -131,7 +131,7 @@ def _vectors(
 
 
 def projected(vectors_IE: Float32Array, width: int, teacher: str) -> Float32Array:
-    """The vectors projected to another width by their principal components, which best preserves cosines.
+    """The vectors projected to another width by their principal components, which best preserve dot products.
 
     Raises:
         UsageError: the vectors are narrower, or there are fewer of them than components.

@@ -146,11 +146,8 @@ class FinetuneRecipe(FinetuneInputs):
             raise ValueError(f"{', '.join(foreign)}: settings of another kind of task; {kinds} uses {read}")
         if self.method.name == "setfit" and [spec.kind for spec in self.specs] != ["classification"]:
             raise ValueError("method: setfit works only with one task of kind classification")
-        if self.method.name == "setfit" and self.optimisation.ema is not None:
-            raise ValueError(
-                "method: setfit fits its classifier on the encoder's last weights, not on their average; leave"
-                " optimisation.ema out"
-            )
+        if self.optimisation.ema is not None and (why := self.method.not_averaged):
+            raise ValueError(f"method: {self.method.name} {why}; leave optimisation.ema out")
         if "embedding" in own and self.kind != "finetune":
             raise ValueError("task: distil an embedding model with `bertkit finetune` and embedding.teacher")
         if "embedding" in own and self.method.name not in _METHODS_OF_EMBEDDING:
@@ -238,6 +235,9 @@ SETFIT = FinetuneDefaults(
     source="SetFit, arXiv:2209.11055, section 4: 2e-5, batch 16, 1 epoch of the pairs; warm-up of the released code",
 )
 """Defaults for training on pairs of texts."""
+LORA_RATE = 4e-4
+"""LoRA's learning rate, whatever the task: Hu et al. 2021, arXiv:2106.09685, released scripts, 4e-4 or 5e-4 for RoBERTa
+base and 2e-4 to 4e-4 for the large model. At the rate of all weights it learns little, as its updates start at 0."""
 SEVERAL_TASKS = FinetuneDefaults(
     learning_rate=5e-5,
     epochs=5,
@@ -347,9 +347,8 @@ def with_task_settings(recipe: AnyRecipe) -> AnyRecipe:
     settings = specs[0].settings if is_one else SEVERAL_TASKS
     if recipe.method.name == "setfit":
         settings = SETFIT
-    schedule = given.schedule.model_copy(
-        update={"peak": settings.learning_rate if given.schedule.peak is None else given.schedule.peak}
-    )
+    rate = LORA_RATE if recipe.method.name == "lora" else settings.learning_rate
+    schedule = given.schedule.model_copy(update={"peak": rate if given.schedule.peak is None else given.schedule.peak})
     if schedule.warmup_steps is None and schedule.warmup_share is None:
         schedule = schedule.model_copy(update={"warmup_share": settings.warmup_share})
     optimisation = given.model_copy(

@@ -61,6 +61,11 @@ class Method(Settings):
         """
         return True
 
+    @property
+    def not_averaged(self) -> str:
+        """Why an average of the weights (`optimisation.ema`) is not its result; empty if it can be."""
+        return ""
+
     def prepare(self, model: HeadedModel, seed: int, data: TrainingData | None = None) -> HeadedModel:
         """The model to train: the given one with the method's additions.
 

@@ -14,7 +14,6 @@ Shapes: I examples, P pairs, D width, K labels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -30,7 +29,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder
 from bertkit.models.sentence import pool
-from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Task, TaskBatch
+from bertkit.tasks.base import Features, Task, TaskBatch, ranges
 from bertkit.tasks.classification import LABEL
 from bertkit.training.cost import sizes_of, step_flops
 from bertkit.training.engine import Engine
@@ -51,6 +50,10 @@ class Setfit(Method):
     regularisation: float = Field(
         1.0, gt=0, description="L2 regularisation: weight of the squared head weights in the regression."
     )
+
+    @property
+    def not_averaged(self) -> str:
+        return "fits its classifier on the encoder's last weights, not on their average"
 
     def is_trained(self, depth: int, epoch: int) -> bool:
         return depth > 0
@@ -120,20 +123,20 @@ def drawn_pairs(label_I: Int64Array, iterations: int, draw: Draw) -> Int64Array:
 
 
 def paired(features: Features, pairs_P3: Int64Array) -> Features:
-    """Features in which each training example is a pair of texts."""
-    writer = FeatureWriter()
-    starts = features.starts_S1.tolist()
-    ids, types = features.ids_T.tolist(), features.token_types_T.tolist()
-    for number, (first, second, _) in enumerate(pairs_P3.tolist()):
-        for item in (first, second):
-            place = slice(starts[item], starts[item + 1])
-            writer.add(ids[place], types[place])
-        writer.close(number)
-    labels = {TOGETHER: pairs_P3[:, 2].astype(np.float32)}
-    account = EncodedTokenCounts(len(pairs_P3), 0, 0)
-    found = writer.finish(account, labels, labelled=True)
-    # The account is that of the texts: pairs cut nothing more.
-    return replace(found, origin_I=pairs_P3[:, 0], account=features.account)
+    """Features in which each training example is a pair of texts. The account is that of the texts: pairs cut nothing
+    more."""
+    items = pairs_P3[:, :2].reshape(-1)
+    tokens = ranges(features.starts_S1[items], features.starts_S1[items + 1])
+    return Features(
+        ids_T=features.ids_T[tokens],
+        token_types_T=features.token_types_T[tokens],
+        starts_S1=np.concatenate([[0], np.cumsum(features.tokens_I[items])]),
+        example_starts_I1=np.arange(0, items.size + 1, 2),
+        origin_I=pairs_P3[:, 0],
+        account=features.account,
+        labelled=True,
+        example_labels={TOGETHER: pairs_P3[:, 2].astype(np.float32)},
+    )
 
 
 class PairTerms(LossTerms[TaskBatch]):

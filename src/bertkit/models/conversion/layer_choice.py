@@ -40,11 +40,12 @@ def layer_map(wanted: MapName | Sequence[Sequence[int]], *, student: int, teache
         student, teacher: their numbers of layers, M and N.
 
     Raises:
-        UsageError: a pair out of range, a student deeper than its teacher, or a name that gives no pair.
+        UsageError: a pair out of range, a name that pairs the layers of a student deeper than its teacher, or one
+            that gives no pair.
     """
     if not isinstance(wanted, str):
         return _checked(wanted, student, teacher)
-    if student > teacher:
+    if student > teacher and wanted != "top":
         raise UsageError(
             f"layers: {wanted!r} maps a student of {student} layers to a teacher of {teacher}, which has fewer; write"
             " the pairs as a list, such as [[1, 1], [2, 1]], or use a student that is no deeper"
