@@ -111,13 +111,6 @@ class SequenceEncoder:
     def pair(self) -> Template:
         return self._template(2)
 
-    @cached_property
-    def _plain(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, but special tokens that are written out in a text are encoded as text."""
-        backend = tokenizers.Tokenizer.from_str(self.tokenizer.backend.to_str())
-        backend.encode_special_tokens = True
-        return backend
-
     def room(self, parts: int) -> int:
         """The number of text tokens that fit in a sequence of one part or two."""
         return self.max_tokens - (self.pair if parts == 2 else self.single).special_tokens
@@ -155,7 +148,7 @@ class SequenceEncoder:
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
         """`tokenizers.Encoding` of each text: ids with their characters, without truncation."""
-        return list(self._plain.encode_batch(list(texts), add_special_tokens=False))
+        return list(self.tokenizer.plain_backend.encode_batch(list(texts), add_special_tokens=False))
 
     def word_encodings(self, words: Sequence[Sequence[str]]) -> list[Any]:
         """`tokenizers.Encoding` of each sentence, given as words: ids with the word that each belongs to."""
@@ -164,7 +157,7 @@ class SequenceEncoder:
 
     @cached_property
     def _words(self) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer.from_str(self._plain.to_str())
+        backend = tokenizers.Tokenizer.from_str(self.tokenizer.plain_backend.to_str())
         backend.encode_special_tokens = True
         rules = backend.pre_tokenizer
         if isinstance(rules, tokenizers.pre_tokenizers.ByteLevel):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bertkit.files import json_sha256
@@ -57,7 +57,7 @@ class Corpus:
     readers: Sequence[Reader]
     options: SourceOptions
     contents: Sequence[str]
-    sources: Sequence[str] = field(default=())
+    sources: Sequence[str] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -116,7 +116,7 @@ class Corpus:
                 if begins and document:
                     yield document
                     document = []
-                document = document + lines
+                document += lines
         if document:
             yield document
 

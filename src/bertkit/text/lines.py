@@ -231,6 +231,11 @@ _DECOMPRESSED: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
 COMPRESSIONS = tuple(_DECOMPRESSED)
 
 
+def ending(path: Path) -> str:
+    """What a file's name ends in, in lower case and without the ending of a compression: `.jsonl` for `A.JSONL.gz`."""
+    return (path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path).suffix.lower()
+
+
 def _refuse_foreign(path: Path, chunk: bytes) -> None:
     for beginning, remedy in _FOREIGN.items():
         if chunk.startswith(beginning):

@@ -11,7 +11,7 @@ import glob
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,7 @@ def joint_hash(first: str, second: str) -> str:
 
 
 def _lines(path: Path, encoding: str | None) -> Iterator[str]:
-    for lines in read_lines(path, encoding):
-        yield from lines
+    return chain.from_iterable(read_lines(path, encoding))
 
 
 def _text(record: Mapping[str, Any], field: str, where: str) -> str:

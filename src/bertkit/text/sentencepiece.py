@@ -14,11 +14,11 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]  # no stubs
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # among the dependencies
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
-from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer import Tokenizer, sentinel
 
 SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model")
 """Names of the file in the known families."""
@@ -67,7 +67,7 @@ class Style:
         rewrites: whether quotes are replaced by plain ones, accents are stripped, and `9,` is split into two tokens.
         before, dropped, behind: tokens before the file's tokens, the number of the file's tokens that are left out, and
             tokens after them.
-        composes: whether Unicode is composed, instead of using the file's own table.
+        sentinels: the number of tokens behind the vocabulary that stand for spans of text.
     """
 
     roles: Mapping[str, str]
@@ -78,7 +78,7 @@ class Style:
     before: tuple[tuple[str, float], ...] = ()
     dropped: int = 0
     behind: tuple[tuple[str, float], ...] = ()
-    composes: bool = False
+    sentinels: int = 0
 
 
 _BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -113,7 +113,8 @@ STYLES: dict[str, Style] = {
         ),
         dropped=1,
     ),
-    "deberta-v2": Style(_BRACKETS, *_BERT_TEMPLATES, composes=True),
+    "deberta-v2": Style(_BRACKETS, *_BERT_TEMPLATES),
+    "t5": Style({"pad": "<pad>", "unk": "<unk>", "sep": "</s>"}, "$A </s>", "$A </s> $B </s>", sentinels=100),
 }
 
 
@@ -149,7 +150,11 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> Tokenizer:
             for role, token in style.roles.items()
         ]
     )
-    ends = {style.roles[role]: backend.token_to_id(style.roles[role]) for role in ("cls", "sep")}
+    if style.sentinels:
+        count = config.get("extra_ids")
+        names = map(sentinel, reversed(range(count if isinstance(count, int) else style.sentinels)))
+        backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    ends = {token: backend.token_to_id(token) for role, token in style.roles.items() if role in ("cls", "sep")}
     backend.post_processor = processors.TemplateProcessing(
         single=style.single, pair=style.pair, special_tokens=list(ends.items())
     )
@@ -193,9 +198,7 @@ def _normalizer(
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
         steps += [] if keeps_accents else [normalizers.NFKD(), normalizers.StripAccents()]
     steps += [normalizers.Lowercase()] if lowercases else []
-    if style.composes:
-        steps += [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip()]
-    elif model.character_map:
+    if model.character_map:
         steps += [normalizers.Precompiled(model.character_map)]
     return normalizers.Sequence(steps)
 

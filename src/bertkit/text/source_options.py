@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from bertkit.settings import UnreadKey
 from bertkit.text.annotated import CAPITALS, MOST_FIELDS
 from bertkit.text.file_format import FileFormat
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import ending
 
 KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet", ".train": "text"}
 NAMED_ONLY = {".dev": "text", ".test": "text", ".tsv": "csv"}
@@ -132,10 +132,7 @@ class SourceOptions(FileFormat):
 
 
 def kind_of_file(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
-    suffixes = [each.lower() for each in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes = suffixes[:-1]
-    kind = kinds.get(suffixes[-1]) if suffixes else None
+    kind = kinds.get(ending(path))
     return None if kind == "parquet" and path.suffix.lower() != ".parquet" else kind
 
 

@@ -277,10 +277,11 @@ class Tokenizer:
     def encode_plain(self, texts: Sequence[str]) -> tuple[Int64Array, Int64Array]:
         """The concatenated ids of all texts, and the number of ids of each; `[MASK]` in a text is ordinary text.
 
-        For corpora: several times faster than `encode_batch`, and no text can insert a special token.
+        For corpora: several times faster than `encode_batch`, and no text can insert a special token (see
+        `plain_backend`).
         """
         if self._encoder is None:
-            self._encoder = PlainEncoder(self.backend)
+            self._encoder = PlainEncoder(self.plain_backend)
         return self._encoder.encode(texts)
 
     def offsets_plain(self, texts: Sequence[str]) -> list[Int64Array]:
@@ -292,7 +293,7 @@ class Tokenizer:
 
     def encodings_plain(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """The library's encoding of each text, with offsets and word numbers; `[MASK]` in a text is ordinary text."""
-        found: list[tokenizers.Encoding] = self._plain_backend.encode_batch(list(texts), add_special_tokens=False)
+        found: list[tokenizers.Encoding] = self.plain_backend.encode_batch(list(texts), add_special_tokens=False)
         return found
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -317,8 +318,22 @@ class Tokenizer:
         return None if found is None else int(found)
 
     @cached_property
-    def _plain_backend(self) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+    def plain_backend(self) -> tokenizers.Tokenizer:
+        """The same tokenizer for texts in which a special token that is written out is text.
+
+        Special tokens that were added behind the vocabulary without a role in sequences, such as marks around entities,
+        can only be meant for use in texts, and are recognised.
+        """
+        markers = {i for i in self.special_ids if i >= self.backend.get_vocab_size(with_added_tokens=False)}
+        markers -= {*map(self._role_id, self.roles), *self.sentinel_ids}
+        content = self.backend.to_str()
+        if markers:
+            markers.difference_update(*(framed.ids for framed in self.backend.encode_batch(["a", ("a", "a")])))
+            settings = json.loads(content)
+            for token in settings["added_tokens"]:
+                token["special"] &= token["id"] not in markers
+            content = json.dumps(settings)
+        backend = tokenizers.Tokenizer.from_str(content)
         backend.encode_special_tokens = True
         return backend
 

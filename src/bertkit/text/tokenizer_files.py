@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 FILE_SUFFIXES = (".json", ".txt", ".model")
 READ_FIRST = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json", *SENTENCEPIECE_FILES)
 """In order of preference."""
-HUB_FILES = (*TOKENIZER_FILES, "vocab.json", "merges.txt", "config.json", *SENTENCEPIECE_FILES)
+HUB_FILES = (
+    *(*TOKENIZER_FILES, "added_tokens.json", "vocab.json", "merges.txt", "config.json"),
+    *SENTENCEPIECE_FILES,
+)
+_TOKEN_OPTIONS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def save_tokenizer(
@@ -54,6 +58,7 @@ def save_tokenizer(
     directory.mkdir(parents=True, exist_ok=True)
     is_wordpiece = isinstance(tokenizer.backend.model, models.WordPiece)
     tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
+    first = tokenizer.backend.pre_tokenizer
     config = {
         # The class that loads tokenizer.json unchanged. BertTokenizerFast (transformers 5) derives its rules from
         # vocab.txt, with a different limit on the length of words.
@@ -63,6 +68,8 @@ def save_tokenizer(
         **({"model_max_length": max_tokens} if max_tokens < sys.maxsize else {}),
         "clean_up_tokenization_spaces": False,
         **({"do_lower_case": tokenizer.lowercases, **_bert_options(tokenizer)} if is_wordpiece else {}),
+        # transformers 4 switches the space before a text off unless it is named here.
+        **({"add_prefix_space": True} if getattr(first, "add_prefix_space", False) else {}),
         **tokens,
     }
     _write(directory / "tokenizer.json", tokenizer.backend.to_str(pretty=True))
@@ -144,20 +151,80 @@ def _load_directory(directory: Path, shown: str | None = None) -> Tokenizer:
 def _load_file(path: Path) -> Tokenizer:
     config = _companion(path, "tokenizer_config.json")
     names = {**_companion(path, "special_tokens_map.json"), **config}
+    # The model's own configuration is the best evidence of the family.
+    kind = _companion(path, "config.json").get("model_type")
     if path.suffix == ".txt":
-        return _from_wordpieces(path, config)
+        return _from_wordpieces(path, names)
     if path.suffix == ".model":
-        # The model's own configuration is the best evidence of the family.
-        kind = _companion(path, "config.json").get("model_type")
-        return load_sentencepiece(path, {**config, **({} if kind is None else {"model_type": kind})})
+        found = load_sentencepiece(path, {**config, **({} if kind is None else {"model_type": kind})})
+        _add_listed_tokens(found.backend, path, names)
+        return found
     if path.name in ("vocab.json", "encoder.json"):
-        backend = _from_byte_pieces(path)
-    else:
-        backend = _read(path, lambda: Backend.from_file(str(path)))
-    lowercases = config.get(
-        "do_lower_case", '"Lowercase"' in backend.to_str() or '"lowercase":true' in backend.to_str()
-    )
+        return _from_byte_pieces(path, names, kind=str(config.get("tokenizer_class", kind)))
+    backend = _read(path, lambda: Backend.from_file(str(path)))
+    if config.get("tokenizer_class") not in _GENERIC_CLASSES:
+        _read(path.parent / "tokenizer_config.json", lambda: _set_options(backend, config))
+    rules = b"" if backend.normalizer is None else backend.normalizer.__getstate__()
+    lowercases = config.get("do_lower_case", b'"Lowercase"' in rules or b'"lowercase":true' in rules)
     return Tokenizer(backend, _roles(backend, names), lowercases=bool(lowercases))
+
+
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Names of the Hub's class that uses a tokenizer.json unchanged."""
+_OPTIONS = (
+    (
+        "normalizer",
+        normalizers.BertNormalizer,
+        {
+            "lowercase": "do_lower_case",
+            "strip_accents": "strip_accents",
+            "handle_chinese_chars": "tokenize_chinese_chars",
+        },
+    ),
+    ("pre_tokenizer", pre_tokenizers.ByteLevel, {"add_prefix_space": "add_prefix_space"}),
+)
+"""Rules whose options the other classes read from tokenizer_config.json: part, its kind, and the key of each option."""
+
+
+def _set_options(backend: Backend, config: dict[str, Any]) -> None:
+    """Set the options that tokenizer_config.json names, which may differ from those in tokenizer.json."""
+    for name, kind, keys in _OPTIONS:
+        part = getattr(backend, name)
+        if isinstance(part, kind):
+            for option, key in keys.items():
+                setattr(part, option, config.get(key, getattr(part, option)))
+
+
+def _add_listed_tokens(backend: Backend, path: Path, names: dict[str, Any]) -> None:
+    """Add the tokens that files beside a vocabulary list with their ids, which a tokenizer.json contains itself:
+    `added_tokens_decoder` of tokenizer_config.json, and added_tokens.json of `transformers` before 4.34.
+
+    Raises:
+        DataError: an id is not the next one, or the vocabulary has another for the token.
+    """
+    older = _companion(path, "added_tokens.json")
+    tokens = _read(path.parent / "tokenizer_config.json", lambda: dict(_listed_tokens(names, older)))
+    for number, token in sorted(tokens.items(), key=lambda entry: entry[0]):
+        known = backend.token_to_id(token.content)
+        expected = backend.get_vocab_size() if known is None else known
+        if number != expected:
+            raise DataError(
+                f"{path.parent}: the added token {token.content!r} has id {number}, but would get {expected} after"
+                f" {path.name}; the files do not belong together"
+            )
+        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+
+
+def _listed_tokens(names: dict[str, Any], older: dict[str, int]) -> Iterator[tuple[int, AddedToken]]:
+    """The tokens of both files by id; the newer file, `names`, also has their options."""
+    special = [*(names.get("additional_special_tokens") or []), *(names.get(f"{role}_token") for role in ROLES)]
+    for content, number in older.items():
+        yield number, AddedToken(content, special=content in special, normalized=content not in special)
+    for number, token in (names.get("added_tokens_decoder") or {}).items():
+        yield (
+            int(number),
+            AddedToken(token["content"], **{name: token[name] for name in _TOKEN_OPTIONS if name in token}),
+        )
 
 
 def _read(path: Path, reader: Callable[[], Any]) -> Any:
@@ -205,6 +272,12 @@ def _named(names: dict[str, Any], key: str) -> list[str]:
 
 def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
     """A vocab.txt of google-research/bert: one token per line, whose id is the line's number from 0."""
+    for key, known in {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}.items():
+        if config.get(key, known) != known:
+            raise DataError(
+                f"{path.parent / 'tokenizer_config.json'}: {key} is {config[key]!r}, which splits text by rules that"
+                f" {path.name} does not contain; only {known!r} is supported"
+            )
     lines = _read(path, lambda: path.read_text(encoding="utf-8")).split("\n")
     pieces = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -227,23 +300,45 @@ def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
     backend.decoder = decoders.WordPiece(prefix="##")
     roles = {role: names[0] for role, names in KNOWN_NAMES.items()}
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in roles.values()])
+    _add_listed_tokens(backend, path, config)
     tokenizer = Tokenizer(backend, roles, lowercases=lowercases)
     backend.post_processor = template(tokenizer, "bert")
     return tokenizer
 
 
-def _from_byte_pieces(path: Path) -> Backend:
-    """vocab.json with merges.txt (RoBERTa), or encoder.json with vocab.bpe (GPT-2)."""
+def _from_byte_pieces(path: Path, config: dict[str, Any], *, kind: str) -> Tokenizer:
+    """vocab.json with merges.txt (RoBERTa), or encoder.json with vocab.bpe (GPT-2).
+
+    Args:
+        config: tokenizer_config.json and special_tokens_map.json.
+        kind: class of the tokenizer, or type of the model.
+    """
     merges = path.parent / ("merges.txt" if path.name == "vocab.json" else "vocab.bpe")
     if not merges.is_file():
         raise DataError(f"{path}: {merges.name} must be in the same directory")
     backend = Backend(_read(path, lambda: models.BPE.from_file(str(path), str(merges))))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    prefix = bool(config.get("add_prefix_space", False))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     backend.decoder = decoders.ByteLevel()
     names = {name for known in KNOWN_NAMES.values() for name in known}
     specials = sorted((i, token) for token, i in backend.get_vocab().items() if token in names)
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in specials])
-    return backend
+    # A mask includes the space before it, so that it can stand for a word.
+    backend.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False, lstrip=token in KNOWN_NAMES["mask"])
+            for _, token in specials
+        ]
+    )
+    _add_listed_tokens(backend, path, config)
+    tokenizer = Tokenizer(backend, _roles(backend, config))
+    if not {"cls", "sep"} <= tokenizer.roles.keys() or kind.casefold().startswith("gpt2"):
+        return tokenizer
+    if tokenizer.roles["cls"] == "[CLS]":  # DeBERTa 1
+        backend.post_processor = template(tokenizer, "bert")
+    else:
+        cls, sep = ((tokenizer.roles[role], i) for role, i in (("cls", tokenizer.cls_id), ("sep", tokenizer.sep_id)))
+        backend.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=prefix)
+    return tokenizer
 
 
 def _downloaded(name: str, *, offline: bool) -> Path:
