@@ -65,6 +65,14 @@ def test_the_default_prompt_stands_before_every_text(theirs: Path, tmp_path: Pat
     assert_same_vectors(tmp_path / "out")
 
 
+def test_vectors_have_the_length_that_is_stored_with_the_model(theirs: Path, tmp_path: Path) -> None:
+    cut = changed(theirs, tmp_path / "cut", "config_sentence_transformers.json", truncate_dim=5)
+    assert bertkit.load(cut, device="cpu").encode(["A value"]).shape == (1, 5)
+    assert_same_vectors(cut)
+    export_model(str(cut), tmp_path / "out")
+    assert_same_vectors(tmp_path / "out")
+
+
 def test_a_default_prompt_of_the_wrong_type_is_none(theirs: Path, tmp_path: Path) -> None:
     strange = {"prompts": {"query": "query: "}, "default_prompt_name": ["query"]}
     directory = changed(theirs, tmp_path / "strange", "config_sentence_transformers.json", **strange)
@@ -80,10 +88,10 @@ def test_queries_and_documents_have_the_prompts_of_sentence_transformers(
 ) -> None:
     prompted = changed(theirs, tmp_path / "prompted", "config_sentence_transformers.json", prompts=prompts)
     other, own = library.SentenceTransformer(str(prompted), device="cpu"), bertkit.load(str(prompted), device="cpu")
-    of_queries = own.encode(TEXTS, prompt=own.prompts.query_prompt)
+    of_queries = own.encode(TEXTS, prompt=own.embedder.reading.query_prompt)
     np.testing.assert_allclose(of_queries, other.encode_query(TEXTS), rtol=0, atol=2e-6)
     if "passage" not in prompts:  # its own empty prompt `document` comes before passage and corpus, from version 5.1
-        of_documents = own.encode(TEXTS, prompt=own.prompts.document_prompt)
+        of_documents = own.encode(TEXTS, prompt=own.embedder.reading.document_prompt)
         np.testing.assert_allclose(of_documents, other.encode_document(TEXTS), rtol=0, atol=2e-6)
 
 

@@ -6,6 +6,7 @@ config.json of `transformers`: `id2label`, `label2id`, `num_labels`, `problem_ty
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -70,6 +71,10 @@ class Labels:
         by_number = {int(number): str(name) for number, name in named.items()}
         if sorted(by_number) != list(range(len(by_number))):
             raise ValueError(f"id2label must number the labels from 0 without gaps, found {sorted(by_number)!s:.80}")
+        if repeated := [name for name, count in Counter(by_number.values()).items() if count > 1]:
+            raise ValueError(
+                f"id2label has {', '.join(repeated)!r:.80} more than once; give each label a name of its own"
+            )
         return cls(tuple(by_number[number] for number in range(len(by_number))), problem_type)
 
     def to_hub(self) -> dict[str, Any]:

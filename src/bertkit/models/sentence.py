@@ -132,6 +132,20 @@ class Dense(nn.Module):
         return mapped
 
 
+class Truncate(nn.Module):
+    """Keeps the first numbers of vectors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, vectors_BE: Tensor) -> Tensor:
+        return vectors_BE[:, : self.width]
+
+    def extra_repr(self) -> str:
+        return str(self.width)
+
+
 class SentenceModel(nn.Module):
     """Computes vectors of texts.
 
@@ -191,7 +205,7 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     listed, steps = directory / MODULES_FILE, module_directories(directory)
     if steps and steps[0][0] == "StaticEmbedding":
         table, cut = load_static(steps[0][1]), truncation(steps[0][1] / "tokenizer.json")
-        after = modules_after(steps[1:], table.encoder.width)
+        after = [*modules_after(steps[1:], table.encoder.width), *_truncation(directory)]
         reading = TextReading.of(directory, steps[0][1])
         return SentenceModel(table, modules=after, max_tokens=cut, reading=reading).eval()
     _check_first(listed, [kind for kind, _ in steps])
@@ -208,11 +222,18 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     return SentenceModel(
         model,
         modes,
-        modules_after(modules, width),
+        [*modules_after(modules, width), *_truncation(directory)],
         max_tokens=whole_number(settings, "max_seq_length", file) or stored_length(root),
         reading=reading,
         pools_prompt=pools_prompt,
     ).eval()
+
+
+def _truncation(directory: Path) -> list[nn.Module]:
+    """What cuts vectors to the `truncate_dim` that sentence-transformers stores with a model, if it does."""
+    file = directory / VERSION_FILE
+    width = whole_number(optional_json(file), "truncate_dim", file)
+    return [] if width is None else [Truncate(width)]
 
 
 def settings_file(root: Path) -> Path:

@@ -148,6 +148,14 @@ def test_names_from_tensorflow_and_buffers_and_copies_are_understood(saved: Path
     assert not report.unexpected
 
 
+def test_a_config_without_a_model_type_is_of_the_family_of_its_class(saved: Path) -> None:
+    expected = states(saved)
+    edit_config(saved, model_type=..., architectures=["BertForMaskedLM"])
+    assert torch.equal(states(saved), expected)
+    edit_config(saved, architectures=["RobertaForMaskedLM"])
+    assert "lacks 37 weights, such as roberta.embeddings" in refused(saved)
+
+
 def test_half_precision_files_load_as_single_precision(saved: Path) -> None:
     expected = states(saved)
     edit_weights(saved, lambda tensors: tensors.update({name: t.bfloat16() for name, t in tensors.items()}))
@@ -208,9 +216,10 @@ def test_every_head_has_words_of_its_own() -> None:
         assert "what it predicts would be" not in line
 
 
-def test_a_classifier_for_other_labels_is_drawn_anew(saved: Path) -> None:
+def test_a_classifier_for_other_labels_is_drawn_anew(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     labels = Labels(("no", "yes"))
     model, report = load_model(saved, heads=("sequence_classification",), labels=labels)
+    assert "has a classification head for another number of labels (classifier.bias, classifier.weight)" in caplog.text
     assert report.reinitialised == ["classifier.weight", "classifier.bias"]
     assert model.logits("sequence_classification", model(BATCH), BATCH).shape == (2, 2)
 
@@ -249,12 +258,14 @@ def test_an_unknown_model_type_lists_the_known_ones(saved: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_size": "wide"}, "hidden_size: .*found 'wide'"),
-        ({"hidden_size": 22}, "multiple of num_attention_heads"),
+        ({"hidden_size": 22}, r"config\.json: hidden_size \(22\) must be a multiple of num_attention_heads \(3\)$"),
+        ({"model_type": None, "architectures": ["Mamba"]}, "model_type is None"),
         ({"hidden_act": "snake"}, "hidden_act.*found 'snake'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; only 'absolute'"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"vocab_size": ...}, "vocab_size is None"),
         ({"id2label": {"0": "a", "2": "b"}}, r"number the labels from 0 without gaps, found \[0, 2\]"),
+        ({"id2label": {"0": "a", "1": "a"}}, "id2label has 'a' more than once"),
         ({"problem_type": "guessing"}, "problem_type is 'guessing'"),
     ],
 )
@@ -277,6 +288,11 @@ def test_missing_backbone_weights_are_an_error(saved: Path) -> None:
     said = refused(saved)
     assert re.search(r"encoder lacks 1 weights, such as bert\.encoder\.layer\.1\.output\.dense\.bias", said)
     assert str(saved) in said
+
+
+def test_weights_below_another_name_are_named(saved: Path) -> None:
+    edit_weights(saved, lambda tensors: [tensors.update({f"module.{n}": tensors.pop(n)}) for n in list(tensors)])
+    assert "names in the file that the model does not have are module.bert.embeddings.LayerNorm.bias" in refused(saved)
 
 
 def test_shapes_that_disagree_name_the_tensor_and_both_shapes(saved: Path) -> None:
@@ -374,6 +390,15 @@ def test_a_directory_without_weights_names_what_is_looked_for(saved: Path) -> No
     (saved / "onnx").mkdir()
     (saved / "onnx" / "model_qint8_avx2.onnx").touch()
     assert "model_qint8_avx2.onnx is a graph for onnxruntime: give the model" in refused(saved)
+    (saved / "onnx" / "model_qint8_avx2.onnx").unlink()
+    (saved / "tf_model.h5").touch()
+    assert "tf_model.h5 cannot be read: load it with the program that wrote it" in refused(saved)
+
+
+def test_a_checkpoint_of_a_training_program_is_told_by_what_it_has_besides_weights(saved: Path) -> None:
+    torch.save({"state_dict": load_file(saved / "model.safetensors"), "epoch": 3}, saved / "pytorch_model.bin")
+    (saved / "model.safetensors").unlink()
+    assert "expected tensors by name, but it has state_dict, epoch: save only the weights" in refused(saved)
 
 
 def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: Path) -> None:
@@ -385,9 +410,18 @@ def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: P
 def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no model here"):
         find_model(str(tmp_path))
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(DataError, match="is of an adapter; merge it into its model"):
+        find_model(str(tmp_path))
     for name in ("./nowhere", "a/b/c"):
         with pytest.raises(DataError, match=rf"{name}: does not exist; "):
             find_model(name)
+
+
+def test_checkpoints_below_a_place_without_a_model_are_named(saved: Path, tmp_path: Path) -> None:
+    saved.rename(tmp_path / "checkpoint-20")
+    with pytest.raises(DataError, match=r"no model here.*: give a checkpoint, such as .*checkpoint-20$"):
+        find_model(str(tmp_path))
 
 
 # Labels and vocabularies.

@@ -127,16 +127,17 @@ def write_tokenizer(
     save_tokenizer(tokenizer, directory, max_tokens=limit, token_types=model.encoder.config.reads_token_types)
 
 
-def _model_type(contents: Mapping[str, Any]) -> str:
-    """The family of a config.json. Published GPT-BERTs have no model_type and are recognised by their class; published
-    MosaicBERTs have BERT's model_type."""
+def _model_type(contents: Mapping[str, Any]) -> str | None:
+    """The family of a config.json. One without a model_type, such as a published GPT-BERT's, is recognised by its
+    class; published MosaicBERTs have BERT's model_type."""
     given = contents.get("model_type")
     names = contents.get("architectures")
-    if not given and isinstance(names, list) and any(str(name).startswith("GPTBERT") for name in names):
-        return GptBertConfig.model_type
+    if not given and isinstance(names, list):
+        kinds = [kind for kind in FAMILIES.values() if any(str(name).startswith(kind.classes) for name in names)]
+        given = max(kinds, key=lambda kind: len(kind.classes)).model_type if kinds else None
     if given == BertConfig.model_type and MOSAICBERT_MARK in contents:
         return MosaicBertConfig.model_type
-    return str(given)
+    return given if isinstance(given, str) else None
 
 
 def _code_elsewhere(code: Any) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     """
     path = directory / CONFIG_FILE
     contents = read_json(path)
-    kind = _KINDS.get(_model_type(contents))
+    kind = _KINDS.get(_model_type(contents) or "")
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
     _check_types(path, contents)
@@ -163,8 +164,11 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         return kind.from_hub(contents), contents
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "settings"
-        raise DataError(f"{path}: {key}: {first['msg']} (found {first['input']!r})") from error
+        key = ".".join(map(str, first["loc"]))
+        said = (
+            f"{key}: {first['msg']} (found {first['input']!r})" if key else first["msg"].removeprefix("Value error, ")
+        )
+        raise DataError(f"{path}: {said}") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
     except (TypeError, AttributeError, KeyError, OverflowError, ZeroDivisionError) as error:
@@ -249,14 +253,19 @@ def load_model(
     backbone = [names[name] for name in names if name.startswith("encoder.")]
     lacking = [name for name in report.missing if name in set(backbone)]
     if lacking:
-        raise DataError(f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}")
+        there = ", ".join(report.unexpected[:3])
+        raise DataError(
+            f"{path}: the encoder lacks {len(lacking)} weights, such as {', '.join(lacking[:3])}"
+            + (f"; names in the file that the model does not have are {there}" if there else "")
+        )
     model.to_empty(device="cpu")
     with torch.no_grad():
         load_weights(model, tensors, form, report)
     initialised = set(report.newly_initialised)
     model.initialise(seed=0, only={name for name, hub_name in names.items() if hub_name in initialised})
     unexpected = initialised - {hub_name for name, hub_name in names.items() if name.partition(".")[0] in new}
-    for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained):
+    replaced = report.reinitialised
+    for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained, replaced=replaced):
         log.log(logging.INFO if is_trained else logging.WARNING, "%s", line)
     return model.eval(), report
 

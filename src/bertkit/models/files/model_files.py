@@ -43,6 +43,8 @@ PICKLE = "pytorch_model.bin"
 WEIGHT_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLE, f"{PICKLE}.index.json")
 """Weights in a model directory, in order of preference."""
 
+_OTHER_WEIGHTS = (".h5", ".msgpack", ".gguf", ".ckpt", ".ckpt.index", "adapter_model.safetensors")
+"""Endings of files of weights that are not read: other formats, and parts of a model."""
 _OF_THE_WRITER = frozenset({"transformers_version", "_name_or_path", "dtype", "torch_dtype"})
 """Keys of config.json that do not change what a model computes here."""
 _OF_DAMAGED_PICKLES = (
@@ -60,7 +62,12 @@ def find_weights(directory: Path) -> Path:
         if (directory / name).is_file():
             return directory / name
     graphs = sorted([*directory.glob("*.onnx"), *directory.glob("onnx/*.onnx")])
+    others = sorted(each for ending in _OTHER_WEIGHTS for each in directory.glob(f"*{ending}"))
     hint = f"; {graphs[0].name} is a graph for onnxruntime: give the model that it was exported from" if graphs else ""
+    if others and not graphs:
+        hint = (
+            f"; {others[0].name} cannot be read: load it with the program that wrote it, and save it as {SAFETENSORS}"
+        )
     raise DataError(f"{directory}: no weights here; expected one of {', '.join(WEIGHT_FILES)}{hint}")
 
 
@@ -168,15 +175,17 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         contents: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"{path}: refused, because it contains more than tensors and could run code when it is opened"
-            f" ({first_line(error)}); get the model as {SAFETENSORS}"
+            f"{path}: refused, because it contains more than tensors and could run code when it is opened; get the"
+            f" model as {SAFETENSORS}"
         ) from error
     except _OF_DAMAGED_PICKLES as error:
         raise DataError(
             f"{path}: cannot be read as a torch file: {first_line(error)}; if it is damaged: {_remedy(path)}"
         ) from error
-    if not isinstance(contents, dict) or not all(isinstance(tensor, Tensor) for tensor in contents.values()):
+    if not isinstance(contents, dict):
         raise DataError(f"{path}: expected tensors by name, found {type(contents).__name__}")
+    if others := [str(name) for name, tensor in contents.items() if not isinstance(tensor, Tensor)]:
+        raise DataError(f"{path}: expected tensors by name, but it has {', '.join(others[:5])}: save only the weights")
     return contents
 
 
@@ -186,6 +195,7 @@ def _remedy(path: Path) -> str:
 
 
 CONFIG_FILE = "config.json"
+_ADAPTER = "adapter_config.json"
 MODULES_FILE = "modules.json"
 """File of a sentence-transformers directory, whose encoder may be in a subdirectory."""
 _SMALL_FILES = ["*.json", "*.txt", "*.model"]
@@ -214,7 +224,7 @@ def find_model(model: str, *, offline: bool = False) -> Path:
         if is_model(directory):
             return directory
     if path.exists():
-        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){unfinished_run(path)}")
+        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){_what_is_there(path)}")
     if (earlier := earlier_version(path)) is not None:
         raise DataError(
             f"{model}: does not exist: a process was killed while it replaced this directory; its earlier version is"
@@ -232,6 +242,14 @@ def find_model(model: str, *, offline: bool = False) -> Path:
         raise DataError(f"{error}; similar names on disk: {', '.join(near)}") from error
     note_model(model, directory)
     return directory
+
+
+def _what_is_there(path: Path) -> str:
+    """What a directory without a model contains instead, as the end of a message; empty if that is unknown."""
+    if (path / _ADAPTER).is_file():
+        return f": {_ADAPTER} is of an adapter; merge it into its model (PEFT: merge_and_unload), and save that"
+    checkpoints = sorted(path.glob(f"checkpoint-*/{CONFIG_FILE}"), key=lambda each: each.stat().st_mtime)
+    return f": give a checkpoint, such as {checkpoints[-1].parent}" if checkpoints else unfinished_run(path)
 
 
 def _fetched_from_store(url: StoreUrl, *, offline: bool) -> Path:
@@ -310,7 +328,7 @@ def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
     except hub_errors() as error:
         raise DataError(f"{shown}: no directory of this name, and {refusal(error, 'model')}") from error
     if not is_model(directory):
-        raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}")
+        raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}{_what_is_there(directory)}")
     return directory
 
 

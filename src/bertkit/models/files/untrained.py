@@ -49,7 +49,9 @@ def _other_part(part: str) -> _ModelPart:
     return _ModelPart(part.replace("_", " "), "what it predicts", _FINETUNE)
 
 
-def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source: str, is_trained: bool) -> list[str]:
+def untrained_parts(
+    names: Mapping[str, str], drawn: Collection[str], *, source: str, is_trained: bool, replaced: Collection[str] = ()
+) -> list[str]:
     """One sentence for each part of a model with randomly drawn weights.
 
     Args:
@@ -57,6 +59,7 @@ def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source:
         drawn: Hub names of the weights that were drawn.
         source: the file, for the message.
         is_trained: whether the caller will train the model.
+        replaced: Hub names of those weights that the file has for another number of labels.
     """
     drawn = set(drawn)
     lines = []
@@ -66,6 +69,8 @@ def untrained_parts(names: Mapping[str, str], drawn: Collection[str], *, source:
         known = _PARTS.get(part) or _other_part(part)
         weights = ", ".join(lacking[:2]) + (f" and {len(lacking) - 2} more" if len(lacking) > 2 else "")
         has = f"has no {known.name}" if lacking == sorted(own) else f"lacks weights of its {known.name}"
+        if not own.isdisjoint(replaced):
+            has = f"has a {known.name} for another number of labels"
         means = (
             "it starts untrained, and this run trains it"
             if is_trained
