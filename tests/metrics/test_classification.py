@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 
 from bertkit.errors import DataError
-from bertkit.metrics.base import distinct
+from bertkit.metrics.base import Additive, distinct
 from bertkit.metrics.classification import (
     MacroF1,
     Matthews,
     MicroF1,
+    MultiLabelMacroF1,
     accuracy,
     f1,
     macro_f1,
@@ -149,6 +150,31 @@ def test_distinct_rows_are_those_of_all_examples(labels: list[tuple[int, int, in
     assert times_U.tolist() == expected_U.tolist()
     for found, own in zip(rows, expected, strict=True):
         np.testing.assert_array_equal(found, own)
+
+
+@settings(max_examples=40)
+@given(SETS, st.sampled_from([None, ["anger", "fear", "joy", "love", "pride"]]))
+def test_distinct_sets_of_labels_are_those_of_all_examples(
+    pairs: list[tuple[set[str], set[str]]], labels: list[str] | None
+) -> None:
+    guessed, gold = ([sorted(labels) for labels in side] for side in zip(*pairs, strict=True))
+    models, metric = [guessed, guessed[::-1]], MultiLabelMacroF1(labels)
+    rows, times_U = metric.distinct_rows(models, gold)
+    expected, expected_U = Additive.distinct_rows(metric, models, gold)
+    assert times_U.tolist() == expected_U.tolist()
+    for found, own in zip(rows, expected, strict=True):
+        np.testing.assert_array_equal(found.toarray(), own)
+
+
+def test_distinct_sets_of_hundreds_of_labels_take_no_number_per_label() -> None:
+    # As numbers, the rows would take 48 MB, and as much again while they are compared.
+    sets = [[number % 300, number % 299] for number in range(5_000)]
+    tracemalloc.start()
+    try:
+        MultiLabelMacroF1(range(300)).distinct_rows([sets], sets)
+        assert tracemalloc.get_traced_memory()[1] < 25_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_memory_grows_with_the_different_pairs_of_labels_not_with_the_examples() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics import METRICS, find_metric
-from bertkit.metrics.modules import local_metric, metric_class
+from bertkit.metrics.modules import load_metric, local_metric, metric_class
 
 LABELS = (["1", "0", "1"], ["1", "1", "1"])
 NUMBERS = ([0.5, 2.0, 2.5], [1.0, 2.0, 4.0])
@@ -78,6 +78,12 @@ def test_a_question_given_twice_is_named() -> None:
     predictions, references = QUESTIONS
     with pytest.raises(DataError, match="question q2 occurs twice"):
         local_metric("squad").compute(predictions=[predictions[1], predictions[1]], references=references)
+
+
+def test_numbers_are_not_cut_to_labels() -> None:
+    with pytest.raises(DataError, match=r"metric accuracy: reads labels, not numbers such as 0\.5; leave it out"):
+        load_metric("accuracy").compute(*NUMBERS)
+    assert load_metric("pearson").compute(*NUMBERS) == METRICS["pearson"](*NUMBERS)
 
 
 def test_undefined_scores_stay_none() -> None:

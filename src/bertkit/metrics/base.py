@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.errors import DataError
@@ -51,7 +52,7 @@ def ratio(part: Any, whole: Any) -> Float64Array:
     return np.asarray(np.where(whole == 0, 0.0, part / np.where(whole == 0, 1.0, whole)))
 
 
-def distinct(rows: Sequence[Float64Array], times_N: Int64Array | None = None) -> tuple[list[Float64Array], Int64Array]:
+def distinct(rows: Sequence[NDArray[Any]], times_N: Int64Array | None = None) -> tuple[list[NDArray[Any]], Int64Array]:
     """See `Additive.distinct_rows`; `times_N` is how often each of the rows occurs, by default once."""
     row_UM, number_N = np.unique(np.concatenate(rows, axis=1), axis=0, return_inverse=True)
     times_U = np.bincount(number_N.reshape(-1), weights=times_N).astype(np.int64)
@@ -69,11 +70,12 @@ class Additive(ABC):
     name: str
 
     @abstractmethod
-    def rows(self, predictions: Values, references: Values) -> Float64Array:
+    def rows(self, predictions: Values, references: Values) -> NDArray[Any]:
         """One row of K numbers per example, (N, K); takes the input of the metric's own function."""
 
-    def distinct_rows(self, predictions: Sequence[Values], references: Values) -> tuple[list[Float64Array], Int64Array]:
-        """The distinct rows of the examples, (U, K) for each of some models, and how often each occurs, (U,).
+    def distinct_rows(self, predictions: Sequence[Values], references: Values) -> tuple[list[Any], Int64Array]:
+        """The distinct rows of the examples, (U, K) for each of some models, and how often each occurs, (U,); the rows
+        are arrays or sparse matrices.
 
         Rows are distinct if they differ for any model, and in ascending order of all models' numbers.
         """

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.errors import DataError
@@ -237,9 +238,16 @@ class MultiLabel(Additive):
         """The parts of the rows."""
         return [predicted_NC & gold_NC, predicted_NC, gold_NC]
 
-    def rows(self, predictions: LabelSets, references: LabelSets) -> Float64Array:
-        parts = self.parts(*indicators(predictions, references, self.labels))
-        return np.concatenate(parts, axis=1).astype(float)
+    def rows(self, predictions: LabelSets, references: LabelSets) -> BoolArray:
+        return np.concatenate(self.parts(*indicators(predictions, references, self.labels)), axis=1)
+
+    def distinct_rows(self, predictions: Sequence[LabelSets], references: LabelSets) -> tuple[list[Any], Int64Array]:
+        """See `Additive.distinct_rows`; the rows are compared as bits and returned as sparse matrices, since those of
+        numbers would take gigabytes with hundreds of labels."""
+        rows = [self.rows(own, references) for own in predictions]
+        bits = np.packbits(np.concatenate(rows, axis=1), axis=1)
+        _, first_U, times_U = np.unique(bits, axis=0, return_index=True, return_counts=True)
+        return [csr_array(row_NK[first_U]).astype(float) for row_NK in rows], times_U
 
     def score(self, predictions: LabelSets, references: LabelSets) -> float:
         """See `Additive.score`; without the rows, which would take gigabytes with hundreds of labels."""
@@ -260,20 +268,20 @@ class MultiLabelMicroF1(MultiLabel):
 class MultiLabelMacroF1(MultiLabel):
     """The unweighted mean of the labels' F1; a label in `labels` that no example has counts as 0.
 
-    The last C numbers of a row are ones for labels that occur in any example: a resample that lacks such a label
-    leaves it out, as MacroF1 does.
+    The last C numbers of a row are ones for labels that no example has. A resample that lacks another label leaves it
+    out, as MacroF1 does.
     """
 
     name = "macro_f1"
 
     def parts(self, predicted_NC: BoolArray, gold_NC: BoolArray) -> list[BoolArray]:
-        occurs_C = (predicted_NC | gold_NC).any(axis=0)
-        return [*super().parts(predicted_NC, gold_NC), np.broadcast_to(occurs_C, gold_NC.shape)]
+        absent_C = ~(predicted_NC | gold_NC).any(axis=0)
+        return [*super().parts(predicted_NC, gold_NC), np.broadcast_to(absent_C, gold_NC.shape)]
 
     def value(self, totals: Float64Array) -> Float64Array:
-        right_C, predicted_C, gold_C, occurs_C = np.split(totals, 4, axis=-1)
+        right_C, predicted_C, gold_C, absent_C = np.split(totals, 4, axis=-1)
         f1_C = ratio(2 * right_C, predicted_C + gold_C)
-        counted_C = (predicted_C + gold_C > 0) | (occurs_C == 0)
+        counted_C = (predicted_C + gold_C > 0) | (absent_C > 0)
         return ratio(f1_C.sum(axis=-1), counted_C.sum(axis=-1).astype(float))
 
 

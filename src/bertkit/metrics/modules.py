@@ -218,9 +218,13 @@ class AdditionalMetric:
             options: further arguments of one of bertkit's own metrics.
 
         Raises:
-            DataError: the metric fails on these inputs, or returns no scores by name.
+            DataError: the metric fails on these inputs, or returns no scores by name; or it reads labels, and the
+                predictions are numbers, of which evaluate would drop the fractions.
         """
         check_aligned(predictions, references)
+        read = {_innermost(option["predictions"]) for option in self._options}
+        if isinstance(predictions[0], float) and not any("float" in each for each in read):
+            raise DataError(f"metric {self.name}: reads labels, not numbers such as {predictions[0]:.4g}; leave it out")
         try:
             found = self.module.compute(
                 predictions=self._fitting("predictions", predictions),

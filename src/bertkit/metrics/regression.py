@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from bertkit.arrays import Float64Array
 from bertkit.errors import DataError
-from bertkit.metrics.base import Additive, Scores, check_aligned, log
+from bertkit.metrics.base import Additive, MeanOf, Scores, check_aligned, log
 
 Numbers = Sequence[float] | NDArray[Any]
 
@@ -110,17 +110,13 @@ def _or_none(value: float, name: str) -> float | None:
     return None
 
 
-class MeanSquaredError(Additive):
-    """The mean of squared differences; a row is an example's squared difference, and 1."""
+class MeanSquaredError(MeanOf):
+    """The mean of squared differences."""
 
     name = "mean_squared_error"
 
-    def rows(self, predictions: Numbers, references: Numbers) -> Float64Array:
-        difference_N = _numbers(predictions, "predictions") - _numbers(references, "references")
-        return np.stack([difference_N**2, np.ones_like(difference_N)], axis=1)
-
-    def value(self, totals: Float64Array) -> Float64Array:
-        return totals[..., 0] / totals[..., 1]
+    def per_example(self, predictions: Numbers, references: Numbers) -> Float64Array:
+        return np.square(_numbers(predictions, "predictions") - _numbers(references, "references"))
 
 
 def mean_squared_error(predictions: Numbers, references: Numbers) -> Scores:
@@ -130,5 +126,5 @@ def mean_squared_error(predictions: Numbers, references: Numbers) -> Scores:
         DataError: the lists are empty, of unequal length or not numbers.
     """
     check_aligned(predictions, references)
-    difference_N = _numbers(predictions, "predictions") - _numbers(references, "references")
-    return {"mean_squared_error": _or_none(float(np.mean(difference_N**2)), "mean_squared_error")}
+    value = float(MeanSquaredError().per_example(predictions, references).mean())
+    return {"mean_squared_error": _or_none(value, "mean_squared_error")}

@@ -6,7 +6,7 @@ also be up to one standard error above, sqrt(a (1 - a) / N) for accuracy a, whic
 bootstrap: Koehn 2004, EMNLP, and Berg-Kirkpatrick et al. 2012, EMNLP, with the p-value of the distribution shifted to
 no difference. It resamples the examples of one test set; variation between seeds is shown by the summary.
 
-Shapes: N examples, K and L numbers per example of model A and B, M = K + L, U distinct rows, R resamples.
+Shapes: N examples, A models, K numbers per example of one, M of all, U distinct rows, R resamples.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from operator import eq
 from typing import Any
 
 import numpy as np
+from scipy.sparse import hstack, issparse
 from scipy.special import stdtrit
 
 from bertkit.arrays import Float64Array, Int64Array
@@ -237,7 +238,7 @@ def paired_bootstrap(
     check_aligned(predictions_b, references)
     generator = np.random.Generator(np.random.PCG64(seed))
     draw = _by_totals if isinstance(metric, Additive) else _by_calls
-    whole_2, score_R2 = draw(predictions_a, predictions_b, references, metric, resamples, generator)  # type: ignore[arg-type]  # chosen by its type
+    whole_2, score_R2 = draw([predictions_a, predictions_b], references, metric, resamples, generator)  # type: ignore[arg-type]  # chosen by its type
     score_a, score_b = map(float, whole_2)
     if not np.isfinite(whole_2).all():
         raise DataError(f"the metric is undefined on all examples (A: {score_a}, B: {score_b}); nothing to compare")
@@ -288,10 +289,10 @@ def bootstrap_interval(
     check_aligned(predictions, references)
     generator = np.random.Generator(np.random.PCG64(seed))
     if isinstance(metric, Additive):
-        _, score_R2 = _by_totals(predictions, predictions, references, metric, 10_000, generator)
+        _, score_R1 = _by_totals([predictions], references, metric, 10_000, generator)
     else:
-        _, score_R2 = _by_calls(predictions, predictions, references, metric, 1_000, generator)
-    score_R = score_R2[:, 0][np.isfinite(score_R2[:, 0])]
+        _, score_R1 = _by_calls([predictions], references, metric, 1_000, generator)
+    score_R = score_R1[np.isfinite(score_R1)]
     if not len(score_R):
         return None
     tail = 100 * (1 - confidence) / 2
@@ -300,51 +301,48 @@ def bootstrap_interval(
 
 
 def _by_totals(
-    predictions_a: Sequence[Any],
-    predictions_b: Sequence[Any],
+    predictions: Sequence[Sequence[Any]],
     references: Sequence[Any],
     metric: Additive,
     resamples: int,
     generator: np.random.Generator,
 ) -> tuple[Float64Array, Float64Array]:
-    """Scores on all examples (2,) and on each resample (R, 2), from the totals of rows.
+    """Each model's score on all examples (A,) and on each resample (R, A), from the totals of rows.
 
     Equal rows are interchangeable, so a resample is a multinomial draw of how often each distinct row occurs; accuracy
-    has four of them for any number of examples. The two widths may differ: macro F1 averages over the classes that
-    occur in the whole sample, for each model as when it is scored separately.
+    of two models has four of them for any number of examples. The widths of rows may differ: macro F1 averages over the
+    classes that occur in the whole sample, for each model as when it is scored separately.
     """
-    rows, times_U = metric.distinct_rows([predictions_a, predictions_b], references)
-    row_UM, width = np.concatenate(rows, axis=1), rows[0].shape[1]
-    share_U = times_U / times_U.sum()
+    rows, times_U = metric.distinct_rows(predictions, references)
+    row_UM = hstack(rows, format="csr") if issparse(rows[0]) else np.concatenate(rows, axis=1)
+    ends, share_U = np.cumsum([row_UK.shape[1] for row_UK in rows])[:-1], times_U / times_U.sum()
 
-    def scores(total_RM: Float64Array) -> Float64Array:
-        return np.stack([metric.value(total_RM[:, :width]), metric.value(total_RM[:, width:])], axis=1)
+    def scores(count_RU: Int64Array) -> Float64Array:
+        total_RM = np.ascontiguousarray(count_RU @ row_UM)
+        return np.stack([metric.value(total_RK) for total_RK in np.split(total_RM, ends, axis=1)], axis=1)
 
     at_once = max(1, _CELLS_AT_ONCE // len(times_U))
     parts = []
     for done in range(0, resamples, at_once):
         count_RU = generator.multinomial(len(references), share_U, size=min(at_once, resamples - done))
-        parts.append(scores(count_RU @ row_UM))
-    return scores((times_U @ row_UM)[None])[0], np.concatenate(parts)
+        parts.append(scores(count_RU))
+    return scores(times_U[None])[0], np.concatenate(parts)
 
 
 def _by_calls(
-    predictions_a: Sequence[Any],
-    predictions_b: Sequence[Any],
+    predictions: Sequence[Sequence[Any]],
     references: Sequence[Any],
     metric: Score,
     resamples: int,
     generator: np.random.Generator,
 ) -> tuple[Float64Array, Float64Array]:
     """As `_by_totals`, by calling the metric on every resample."""
-    models = [predictions_a] if predictions_b is predictions_a else [predictions_a, predictions_b]
 
     def scores(index_N: Int64Array) -> list[float]:
         places = index_N.tolist()
         gold = [references[i] for i in places]
-        values = [metric([own[i] for i in places], gold) for own in models]
-        found = [np.nan if value is None else float(value) for value in values]
-        return found if len(found) == 2 else found * 2  # an interval of one model
+        values = [metric([own[i] for i in places], gold) for own in predictions]
+        return [np.nan if value is None else float(value) for value in values]
 
     everything_N = np.arange(len(references))
     draws = [scores(generator.integers(len(references), size=len(references))) for _ in range(resamples)]
