@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.data import _log_notes, build_task, load_examples
+from bertkit.finetuning.data import Preparation, _log_notes, build_task, load_examples, prepare
 from bertkit.finetuning.inputs import SplitSettings
 from bertkit.finetuning.label_counts import log_label_counts
 from bertkit.finetuning.own_data import read_own_split, with_split_hash
@@ -23,7 +24,7 @@ from bertkit.finetuning.warm_start import recipe_of
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
-from bertkit.tasks.examples import Split
+from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers import Columns, TableReadOptions
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
@@ -66,6 +67,24 @@ def held_out(place: Place) -> FinishedRun:
 
 def predicted(run: Path) -> list[str]:
     return [json.loads(line)["id"] for line in (run / "predictions" / "reviews-dev.jsonl").read_text().splitlines()]
+
+
+def test_labels_and_repetitions_are_those_of_the_examples_that_are_trained_on(place: Place) -> None:
+    """A transfer set takes the place of the training examples and has no labels."""
+
+    class Transferred(Preparation):
+        needs_labels = False
+
+        def learnt_from(self, train: Split) -> Split:
+            return replace(train, examples=[TextExample("0", "any text")])
+
+    task = CustomTask(train=str(place.table), dev=str(place.table), columns=COLUMNS)
+    recipe = place.request({"share": 0.2}, task=task).new_recipe()
+    plain, transferred = prepare(recipe), prepare(recipe, preparation=Transferred())
+    assert set(plain.label_counts) == {"train", "dev"}
+    assert plain.in_train == {"dev": COUNT}
+    assert set(transferred.label_counts) == {"dev"}
+    assert not transferred.in_train
 
 
 def test_a_share_of_the_file_is_dev_and_never_learnt_from(place: Place, held_out: FinishedRun) -> None:

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from bertkit.errors import UsageError
 from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.search import DEFAULT_SEARCH, MOST_RUNS, settings_of
+from bertkit.finetuning.sweep import SweepRun
 from bertkit.progress import silent_progress
 from tests.overrides import parsed
 from tests.tasks.tiny_kinds import write_kind
@@ -33,6 +35,19 @@ def test_without_trials_it_is_every_combination_in_order() -> None:
         {"lr": "2e-5", "epochs": "4"},
     ]
     assert settings_of({}, None, seed=0) == [{}]
+
+
+def test_a_setting_of_any_length_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    recipe = FinetuneRecipe(name="x", seed=3)
+    short, *long = (
+        SweepRun(recipe, {"lr": "1e-5", "model": "org/a"} | dict.fromkeys(map(str, range(keys)), "0.123456"), fold=1)
+        for keys in (0, 90, 91)
+    )
+    assert short.name == "lr=1e-5-model=org_a-fold=1-seed=3"
+    assert SweepRun(recipe, {}).name == "seed=3"
+    for run in long:
+        (tmp_path / run.name).mkdir()
+    assert all(run.name.endswith("-fold=1-seed=3") for run in long)
 
 
 def test_draws_are_a_function_of_the_seed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import itertools
 import json
 from dataclasses import replace
@@ -46,6 +47,9 @@ def test_a_table_holds_the_same_pairs(tmp_path: Path, ending: str, between: str)
         table.writerows(rows)
     found = [replace(each, path=path) for each in read_paradigms(write(tmp_path / "pairs.jsonl", *rows))]
     assert read_paradigms(path) == found
+    packed = tmp_path / f"pairs{ending}.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert [each.pairs for each in read_paradigms(packed)] == [each.pairs for each in found]
     path.write_text(f"sentence_good{between}sentence_badd\nA{between}B\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"no 'sentence_bad' .it has 'sentence_badd'."):
         read_paradigms(path)

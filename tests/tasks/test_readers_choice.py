@@ -92,6 +92,9 @@ def test_a_users_choices_come_with_a_column_each_or_a_list(tmp_path: Path) -> No
     table.write_text("premise,good,bad,right\nIt rained.,wet,dry,A\nIt froze.,hot,cold,1\n")
     columns = Columns(text="premise", endings=("good", "bad"), label="right")
     assert [each.label for each in read_own(table, "choice", columns).examples] == [0, 1]  # type: ignore[union-attr]
+    table.write_text('text,endings,label\nIt rained.,"[\'wet\', \'dry\']",A\nIt froze.,"[""hot"", ""cold""]",B\n')
+    found = [each for each in read_own(table, "choice").examples if isinstance(each, ChoiceExample)]
+    assert [each.endings for each in found] == [("wet", "dry"), ("hot", "cold")]
     lines = tmp_path / "mine.jsonl"
     lines.write_text('{"text": "It rained.", "ask": "So?", "endings": ["wet", "dry", "red"], "label": 2}\n')
     found = read_own(lines, "choice", Columns(text_pair="ask")).examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,9 @@ def test_mnlis_own_json_lines_serve_where_glue_has_no_file(tmp_path: Path) -> No
     line = '{"pairID": "31n", "sentence1": "A", "sentence2": "B", "gold_label": "neutral"}'
     write(tmp_path / "multinli_1.0" / "multinli_1.0_dev_matched.jsonl", line)
     assert texts("mnli", "dev", tmp_path) == [TextExample("31n", "A", "B", "neutral")]
+    (tmp_path / "MNLI").mkdir()
+    (tmp_path / "MNLI" / "multinli_1.0_train.jsonl.gz").write_bytes(gzip.compress(line.encode()))
+    assert texts("mnli", "train", tmp_path) == [TextExample("31n", "A", "B", "neutral")]
 
 
 def test_stray_quotes_are_characters_like_any_other(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import SkippedRow, TaggedExample, TextExample
-from bertkit.tasks.readers import Columns, label_names, read_own
+from bertkit.tasks.readers import Columns, label_names, read_own, read_perhaps_labelled
 from bertkit.tasks.readers.read_options import NO_LABEL
 from bertkit.tasks.readers.table import QUOTED
 from bertkit.tasks.spec import Kind
@@ -265,6 +266,7 @@ def test_an_id_that_all_rows_share_is_numbered_in_one_pass(tmp_path: Path) -> No
             r"a table ends in \.csv, .* or \.parquet, not in '\.xlsx'; save the sheet as CSV",
         ),
         ("mine.json", b"[]", UsageError, r"not in '\.json'; write one JSON object per line, as \.jsonl"),
+        ("mine.txt", b"", UsageError, r"not in '\.txt'; lines of text have no labels"),
         ("mine.conll", b"", UsageError, r"not in '\.conll'; words with tags are read with --kind tagging"),
         ("mine.csv", b"", DataError, "is empty"),
         ("mine.csv", b"text,label\n", DataError, "contains no examples"),
@@ -280,6 +282,34 @@ def test_a_file_of_the_wrong_kind_is_refused(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=message):
         read_table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content"),
+    [
+        ("a.jsonl", "classification", '{"text": "a", "label": "b"}\n'),
+        ("a.jsonl", "tagging", '{"words": ["a", "b"], "tags": ["O", "B-X"]}\n'),
+        ("a.conllu", "tagging", "1\ta\ta\tNOUN\t_\t_\t0\troot\t_\t_\n"),
+        ("a.jsonl", "span", '{"context": "a", "question": "b", "answers": {"text": ["a"], "answer_start": [0]}}\n'),
+        ("a.txt", "embedding", "a\nb\n"),
+    ],
+)
+def test_the_case_of_an_ending_means_nothing(tmp_path: Path, name: str, kind: Kind, content: str) -> None:
+    for each in (name, name.upper()):
+        (tmp_path / each).write_text(content)
+        (tmp_path / f"{each}.GZ").write_bytes(gzip.compress(content.encode()))
+    expected = read_own(tmp_path / name, kind).examples
+    for other in (name.upper(), f"{name}.GZ", f"{name.upper()}.GZ"):
+        assert read_own(tmp_path / other, kind).examples == expected
+
+
+def test_lines_of_text_are_examples_without_labels(tmp_path: Path) -> None:
+    (tmp_path / "new.txt").write_text("one line\n\nanother\n")
+    expected = [TextExample("1", "one line"), TextExample("3", "another")]
+    assert read_table(tmp_path / "new.txt", label=None) == expected
+    assert read_perhaps_labelled(tmp_path / "new.txt", "regression", Columns()).examples == expected
+    with pytest.raises(UsageError, match="lines of text have no columns; use a table"):
+        read_table(tmp_path / "new.txt", label=None, text_pair="other")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -327,5 +357,7 @@ def test_scores_read_as_labels_are_not_all_listed() -> None:
 def test_a_train_that_teaches_nothing_is_refused() -> None:
     with pytest.raises(DataError, match="only one label, 'pos'"):
         label_names([TextExample("0", "x", None, "pos")])
+    with pytest.raises(DataError, match="train: no label; training needs examples of at least two"):
+        label_names([TextExample("0", "x", None, ())])
     with pytest.raises(DataError, match="train: example b has no label"):
         label_names([TextExample("a", "x", None, "pos"), TextExample("b", "x")])

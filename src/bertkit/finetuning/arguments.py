@@ -123,8 +123,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
             )
         else:
             recipe = FinetuneRecipe(name=_UNNAMED)
-        update = {} if self.model is None else {"model": absolute(self.model)}
-        recipe = changed(self.with_data(recipe).model_copy(update=update), list(self.overrides))
+        recipe = self.changed(recipe)
         if recipe.model is None and self.default_model is not None:
             recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
         if recipe.name == _UNNAMED:

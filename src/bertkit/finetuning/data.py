@@ -100,11 +100,11 @@ class Prepared:
         train: the training examples.
         others: by name, the splits that are predicted; those evaluated during training have labels.
         watched: names of the splits that are evaluated during training; the first one's score selects.
-        label_counts: for each labelled split, how often each label occurs.
+        label_counts: for each labelled split, how often each label occurs; of train, in the examples trained on.
         fingerprints: of data, tokenizer and model.
         label_mean: for regression, the mean over labelled training examples; over the train split if there are none, as
             in a transfer set.
-        in_train: for each split, how many of its examples also occur in train, if any do.
+        in_train: for each split, how many of its examples are also trained on, if any are.
     """
 
     spec: TaskSpec
@@ -203,19 +203,20 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
     encoder = sequence_encoder(recipe, tokenizer, preparation.encoder_config(config))
     counts = {name: label_counts(task, each.examples) for name, each in {"train": train, **splits}.items()}
     log_label_counts(spec.name, counts)
-    in_train = log_repeated_examples(spec.name, train, splits, is_own=isinstance(recipe.task, CustomTask))
     labelled_train, train = train, preparation.learnt_from(train)
+    if train is not labelled_train:
+        counts["train"] = label_counts(task, train.examples)
+    in_train = log_repeated_examples(spec.name, train, splits, is_own=isinstance(recipe.task, CustomTask))
     train_needs_labels = preparation.needs_labels and not isinstance(task, Embedding)  # a loss may need none
     labelled = (*(("train",) if train_needs_labels else ()), *watched)
-    train_encoder = _train_encoder(recipe, encoder)
+    encoders = {"train": _train_encoder(recipe, encoder)}
     encoded = {
-        name: encode_split(
-            task, name, split, train_encoder if name == "train" else encoder, must_be_scored=name in labelled
-        )
-        for name, split in {"train": train, **splits}.items()
+        name: encode_split(task, name, each, encoders.get(name, encoder), must_be_scored=name in labelled)
+        for name, each in {"train": train, **splits}.items()
     }
     task.check_additional(splits[watched[0]].examples)
-    hashes = {"tokenizer": tokenizer.fingerprint, **_model_hashes(directory)}
+    hashes = {"tokenizer": tokenizer.fingerprint, "model": weights_hash(directory)}
+    hashes[CONFIG_FINGERPRINT] = config_hash(directory)
     if isinstance(task, Embedding) and recipe.task_settings.teacher is not None:
         features, hashes["teacher"] = taught(
             encoded["train"].features,
@@ -223,7 +224,7 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
             task,
             teacher=recipe.task_settings.teacher,
             config=preparation.encoder_config(config),
-            max_tokens=train_encoder.max_tokens,
+            max_tokens=encoders["train"].max_tokens,
             engine=resolve_engine(recipe.engine, TASK_INTERVALS),
             offline=offline,
         )
@@ -243,11 +244,6 @@ def prepare(recipe: FinetuneRecipe, *, offline: bool = False, preparation: Prepa
         in_train=in_train,
         label_mean=_label_mean(train.examples, labelled_train.examples) if isinstance(task, Regression) else 0.0,
     )
-
-
-def _model_hashes(directory: Path) -> dict[str, str]:
-    """The fingerprints of a starting model."""
-    return {"model": weights_hash(directory), CONFIG_FINGERPRINT: config_hash(directory)}
 
 
 def _read(recipe: FinetuneRecipe, watched: Sequence[str], *, offline: bool) -> dict[str, Split]:

@@ -15,6 +15,7 @@ from bertkit.recipe.header import RecipeHeader
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.catalogue import TASKS, Kind, plain
 from bertkit.tasks.readers import Columns, TableReadOptions
+from bertkit.tasks.spec import LONGEST_NAME, other_name
 
 
 class SplitSettings(Settings):
@@ -82,7 +83,8 @@ class CustomTask(Settings):
 
     name: str | None = Field(
         None,
-        pattern=r"^[\w.+-]+$",
+        pattern=r"^\w[\w.+-]*$",
+        max_length=LONGEST_NAME,
         description="Name of the task in the results; by default the training file's name without `train` or, if"
         " nothing else is left of it, the label's column or the kind.",
     )
@@ -103,11 +105,28 @@ class CustomTask(Settings):
     columns: Columns = Field(default_factory=Columns, description="Names of the columns.")
     reading: TableReadOptions = Field(TableReadOptions(), description="How the files are read.")
     labels: tuple[str, ...] | None = Field(
-        None, description="Names of the labels in the order of the logits; by default those of the training file."
+        None,
+        min_length=1,
+        description="Names of the labels in the order of the logits; by default those of the training file.",
     )
     metrics: tuple[str, ...] | None = Field(None, description="Metrics to report; the first one selects the model.")
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"split", "reading"})
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _by_its_name_here(cls, kind: Any) -> Any:
+        if isinstance(kind, str) and (name := other_name(kind)):
+            raise ValueError(f"unknown value {kind!r}; did you mean {name}?")
+        return kind
+
+    @field_validator("labels", mode="after")
+    @classmethod
+    def _each_label_once(cls, labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if labels is not None and len(set(labels)) < len(labels):
+            twice = next(name for name in labels if labels.count(name) > 1)
+            raise ValueError(f"{twice!r} occurs more than once; name each label once")
+        return labels
 
     @model_validator(mode="after")
     def _one_dev(self) -> CustomTask:

@@ -128,12 +128,10 @@ def finetuning_plan(arguments: FinetuneArguments) -> dict[str, Any]:
         optimizer_flops=0.0 if optimizer is None else steps * optimizer.update_flops(model),
     )
     document = name_and_hash(recipe) | plan_document(engine, cost, teacher=arguments.planned_teacher(planned_runs))
-    prefixes = [f"{each.spec.name}/" if len(prepared) > 1 else "" for each in prepared]
-    counts = {
-        f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.label_counts.items()
-    }
-    found = {f"{at}{s}": own for at, each in zip(prefixes, prepared, strict=True) for s, own in each.read.items()}
-    repeated = {f"{at}{s}": n for at, each in zip(prefixes, prepared, strict=True) for s, n in each.in_train.items()}
+    named = [(f"{each.spec.name}/" if len(prepared) > 1 else "", each) for each in prepared]
+    counts = {f"{at}{split}": own for at, each in named for split, own in each.label_counts.items()}
+    found = {f"{at}{split}": own for at, each in named for split, own in each.read.items()}
+    repeated = {f"{at}{split}": count for at, each in named for split, count in each.in_train.items()}
     return document | {
         "runs": len(planned),
         "examples": {name: len(split.examples) for name, split in found.items()},

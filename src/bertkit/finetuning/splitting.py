@@ -197,10 +197,12 @@ class _UnitStrata:
 
 
 def _strata(examples: Sequence[Example]) -> list[Any]:
-    """The stratum of each example: a text's label, set of labels or decile of the score; a question's answerability."""
+    """The stratum of each example: a text's label, set of labels or decile of the score; a question's answerability.
+    Texts to embed have that of a class or a score, not of a list of margins."""
     labels: list[Any] = [
         example.label
-        if isinstance(example, TextExample) or (isinstance(example, SentenceExample) and _is_plain(example.label))
+        if isinstance(example, TextExample)
+        or (isinstance(example, SentenceExample) and isinstance(example.label, str | float))
         else example.impossible
         if isinstance(example, QuestionExample)
         else None
@@ -210,11 +212,6 @@ def _strata(examples: Sequence[Example]) -> list[Any]:
     scores = [label for label in labels if isinstance(label, float)]
     edges = np.quantile(scores, np.linspace(0, 1, SCORE_BINS + 1)[1:-1]) if scores else np.empty(0)
     return [int(np.searchsorted(edges, label)) if isinstance(label, float) else label for label in labels]
-
-
-def _is_plain(label: Any) -> bool:
-    """Whether a label is a class or a score, not a list of margins."""
-    return isinstance(label, str | float)
 
 
 def _names(example: Example) -> set[str]:

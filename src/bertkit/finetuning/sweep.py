@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertkit.errors import UsageError
+from bertkit.files import json_sha256
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe, changed
 from bertkit.finetuning.search import MOST_RUNS, settings_of
@@ -19,6 +20,9 @@ from bertkit.finetuning.trainer import seed_summaries
 from bertkit.metrics import signed_score
 from bertkit.recipe.resolve import Override
 from bertkit.run.directory import RunDirectory
+
+_LONGEST_SETTING = 200
+"""Bytes of a setting in a directory's name, of which file systems allow 255; a longer one is replaced by its hash."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,12 @@ class SweepRun:
     @property
     def name(self) -> str:
         """Its directory below the suite's."""
-        parts = [f"{key}={value}" for key, value in self.setting.items()]
+        setting = "-".join(f"{key}={value}" for key, value in self.setting.items()).replace("/", "_")
+        if len(setting.encode()) > _LONGEST_SETTING:
+            setting = f"setting={json_sha256(dict(self.setting))[:16]}"
+        parts = [setting] if setting else []
         parts += [] if self.fold is None else [f"fold={self.fold}"]
-        return "-".join([*parts, f"seed={self.recipe.seed}"]).replace("/", "_")
+        return "-".join([*parts, f"seed={self.recipe.seed}"])
 
 
 _EXAMPLES = ("task.train", "task.dev", "task.test", "task.split.", "task.columns.", "task.reading.")
@@ -116,6 +123,7 @@ def suite_results(
 
     chosen = max(tables, key=lambda name: _mean([(m, tables[name][t][m]["mean"]) for t, m in primary.items()]))
     best = max(settings[chosen], key=lambda each: _mean([(m, _seed_scores(each[2])[t][m]) for t, m in primary.items()]))
+    first = settings[chosen][0][2]
     named = next(iter(primary.values())) if is_one else " and ".join(f"{t} {m}" for t, m in primary.items())
     return {
         "tasks": tables[chosen],
@@ -141,12 +149,7 @@ def suite_results(
             for sweep_run, run, results in runs
         ],
         "degenerate": sum(results["degenerate"] is not None for runs in settings.values() for *_, results in runs),
-        "truncation": settings[chosen][0][2]["truncation"],
-        **{
-            key: settings[chosen][0][2][key]
-            for key in ("labels", "in_train", "skipped")
-            if key in settings[chosen][0][2]
-        },
+        **{key: first[key] for key in ("truncation", "labels", "in_train", "skipped") if key in first},
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from bertkit.errors import UsageError
-from bertkit.tasks.data_files import read_data_file, validated
+from bertkit.tasks.data_files import plain, read_data_file, validated
 from bertkit.tasks.spec import HEADS, FinetuneDefaults, Kind, TaskSpec
 
 __all__ = ["GLUE", "HEADS", "TASKS", "FinetuneDefaults", "Kind", "TaskSpec", "find_task", "plain"]
@@ -19,11 +19,6 @@ TASKS = {name: validated(TaskSpec, {"name": name, **entry}) for name, entry in _
 
 GLUE = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 """The nine tasks of the GLUE score; `ax` is not one of them."""
-
-
-def plain(name: str) -> str:
-    """A name without case and punctuation: `SST-2`, `sst_2` and `sst2` are the same."""
-    return "".join(each for each in name.lower() if each.isalnum())
 
 
 def find_task(name: str) -> TaskSpec:

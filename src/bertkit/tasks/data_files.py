@@ -23,6 +23,11 @@ def read_data_file(name: str) -> Any:
         return yaml.load(file, _LOADER)
 
 
+def plain(name: str) -> str:
+    """A name without case and punctuation: `SST-2`, `sst_2` and `sst2` are the same."""
+    return "".join(each for each in name.lower() if each.isalnum())
+
+
 def validated(kind: type[Entry], entry: Any) -> Entry:
     """An entry as an object of its class; lists become tuples, as in recipes."""
     return kind.model_validate_json(json.dumps(entry))

@@ -23,6 +23,7 @@ from bertkit.data.random import Draw
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.readers.common import json_rows
 from bertkit.tasks.readers.table import table_rows
+from bertkit.text.lines import ending
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 TABLES = (".csv", ".tsv")
@@ -162,7 +163,7 @@ def _read_file(path: Path) -> list[Paradigm]:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records of a file, each with its place."""
-    if path.suffix in TABLES:
+    if ending(path) in TABLES:
         yield from table_rows(path)
     else:
         yield from ((f"{path}, line {line}", record) for line, record in json_rows(path))

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from bertkit.errors import UsageError
 from bertkit.settings import Settings
-from bertkit.tasks.data_files import read_data_file, validated
+from bertkit.tasks.data_files import plain, read_data_file, validated
 
 NO_METHOD = "none"
 """Option value in place of a method: show no published row."""
@@ -55,10 +55,10 @@ def method_named(name: str) -> str:
     Raises:
         UsageError: there is none; the nearest name is given.
     """
-    plain = _plain(name)
-    found = plain if plain in METHODS else _OTHER_NAMES.get(plain)
+    key = plain(name)
+    found = key if key in METHODS else _OTHER_NAMES.get(key)
     if found is None:
-        near = get_close_matches(plain, METHODS, n=1)
+        near = get_close_matches(key, METHODS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(METHODS)}; or {NO_METHOD}"
         raise UsageError(f"--method {name}: no published rows of this method; {hint}")
     return found
@@ -66,9 +66,9 @@ def method_named(name: str) -> str:
 
 def method_in(name: str) -> str | None:
     """The method that the name of a recipe begins with: `tinybert` for `tinybert-sst2`; None if there is none."""
-    plain = _plain(name)
+    key = plain(name)
     known = {each: each for each in METHODS} | _OTHER_NAMES
-    found = [prefix for prefix in known if plain.startswith(prefix)]
+    found = [prefix for prefix in known if key.startswith(prefix)]
     return known[max(found, key=len)] if found else None
 
 
@@ -88,7 +88,3 @@ def published_compression(method: str, *, layers: int | None, width: int | None)
 
 def _apart(one: int | None, other: int | None) -> int:
     return 0 if one is None or other is None else abs(one - other)
-
-
-def _plain(name: str) -> str:
-    return "".join(filter(str.isalnum, name.lower()))

@@ -15,6 +15,15 @@ from bertkit.settings import Settings
 
 Kind = Literal["classification", "regression", "multi_label", "tagging", "span", "choice", "embedding"]
 
+OTHER_NAMES: dict[str, Kind] = {
+    **dict.fromkeys(("ner", "pos", "chunking", "token_classification", "named_entities"), "tagging"),
+    **dict.fromkeys(("qa", "question_answering", "extractive_qa", "squad"), "span"),
+    **dict.fromkeys(("sentiment", "sentiment_analysis", "text_classification", "nli"), "classification"),
+    **dict.fromkeys(("multiple_choice", "mcqa"), "choice"),
+    **dict.fromkeys(("sts", "sentence_similarity", "retrieval"), "embedding"),
+}
+"""Kinds by the names that they have elsewhere; see `other_name`."""
+
 LONGEST_NAME = 100
 """Maximum length of a task's name, and of a recipe's, in characters."""
 
@@ -28,6 +37,11 @@ HEADS: dict[Kind, str] = {
     "embedding": "sentence_vector",
 }
 """The head of each kind of task, by its name in bertkit.models.heads.HEAD_KINDS."""
+
+
+def other_name(kind: str) -> Kind | None:
+    """The kind of a task that has this name elsewhere, such as `token-classification` for `tagging`."""
+    return OTHER_NAMES.get(kind.lower().replace("-", "_"))
 
 
 def iob2(types: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ model's labels mean the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -80,7 +81,7 @@ def read_conll(path: Path, spec: TaskSpec | None = None, split: str = "train", *
 
 def alone(examples: Sequence[TaggedExample]) -> list[TaggedExample]:
     """The same sentences, each a document of its own, since nothing is known about their order."""
-    return [TaggedExample(example.id, example.words, example.tags, number) for number, example in enumerate(examples)]
+    return [replace(example, document=number) for number, example in enumerate(examples)]
 
 
 def _sentences(path: Path, encoding: str | None) -> Iterator[tuple[int, list[list[str]]]]:

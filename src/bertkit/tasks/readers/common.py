@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,7 @@ def numbered_lines(path: Path, encoding: str | None = None, errors: str = "stric
     Raises:
         DataError: missing, unreadable or damaged file, or invalid UTF-8 (with its byte offset).
     """
-    number = 0
-    for lines in read_lines(path, encoding, errors=errors):
-        for line in lines:
-            number += 1
-            yield number, line
+    return enumerate(chain.from_iterable(read_lines(path, encoding, errors=errors)), start=1)
 
 
 def tab_rows(path: Path) -> Iterator[tuple[int, list[str]]]:

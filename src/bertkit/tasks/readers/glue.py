@@ -15,6 +15,7 @@ from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers.common import Notes, check_width, known_label, number_in, position, tab_rows
 from bertkit.tasks.readers.nli import NO_MAJORITY, read_nli
+from bertkit.text.lines import ending
 
 _COLA_LABELLED = ["source", "label", "mark", "sentence"]
 EMPTY = "empty texts (kept)"
@@ -33,7 +34,7 @@ def read_glue(path: Path, spec: TaskSpec, split: str) -> Split:
     Raises:
         DataError: a missing column, a wrong field count, an unknown label, or a score that is not a number.
     """
-    if path.suffix == ".jsonl":
+    if ending(path) == ".jsonl":
         return read_nli(path, spec, split)
     columns, notes = spec.columns, Notes()
     assert columns is not None, f"{spec.name}: a task of the layout glue names its columns"

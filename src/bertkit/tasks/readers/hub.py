@@ -120,14 +120,7 @@ def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) ->
     for column in (*layout.columns, *([] if split.startswith("test") else [layout.label])):
         position(rows.column_names, (column,), str(source))
     names = partial(_name, names=_class_names(rows.features.get(layout.label)), spec=spec, layout=layout)
-    make = {
-        "classification": _text,
-        "regression": _text,
-        "multi_label": _text,
-        "tagging": _tagged,
-        "span": _question,
-        "choice": _choice,
-    }[spec.kind]
+    make = {"tagging": _tagged, "span": _question, "choice": _choice}.get(spec.kind, _text)
     examples: list[Example] = []
     for number, record in enumerate(rows):
         where = f"{source}, row {number}"

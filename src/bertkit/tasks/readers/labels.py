@@ -30,14 +30,14 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
     """
     found: set[str] = set()
     for example in train:
-        names = list(_names(example))
-        if _unlabelled(example):
+        if (example.tags if isinstance(example, TaggedExample) else getattr(example, "label", "")) is None:
             raise DataError(f"train: example {example.id} has no label; every training row needs one")
-        found.update(names)
+        found.update(_names(example))
     if any(isinstance(example, TaggedExample) for example in train) and is_iob(found):
         found |= {f"{prefix}-{name[2:]}" for name in found if name != "O" for prefix in "BI"}
     if len(found) < 2:
-        raise DataError(f"train: only one label, {', '.join(sorted(found))!r}; training needs examples of at least two")
+        only = f"only one label, {found.pop()!r}" if found else "no label"
+        raise DataError(f"train: {only}; training needs examples of at least two")
     for split, examples in (others or {}).items():
         lacking: dict[str, list[str]] = {}
         for example in examples:
@@ -75,10 +75,6 @@ def _names(example: Example) -> Iterator[str]:
         yield from example.label
     elif isinstance(example, TextExample) and isinstance(example.label, str):
         yield example.label
-
-
-def _unlabelled(example: Example) -> bool:
-    return (example.tags if isinstance(example, TaggedExample) else getattr(example, "label", "")) is None
 
 
 def label_order(name: str) -> tuple[bool, float, str, str]:

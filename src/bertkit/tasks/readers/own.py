@@ -14,24 +14,25 @@ from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.catalogue import Kind
-from bertkit.tasks.examples import ChoiceExample, Split, TaggedExample
+from bertkit.tasks.examples import ChoiceExample, SentenceExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
 from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
 from bertkit.tasks.readers.marked_text import ENTITIES, tagged_sentences
-from bertkit.tasks.readers.read_options import NO_LABEL_REASON, SkippedRows, TableReadOptions
+from bertkit.tasks.readers.read_options import NO_LABEL_REASON, TableReadOptions
 from bertkit.tasks.readers.sentences import read_sentences
 from bertkit.tasks.readers.squad import read_question_rows, read_squad
 from bertkit.tasks.readers.swag import ending_index, endings_in, is_lettered
 from bertkit.tasks.readers.table import (
     Columns,
+    has_column,
     is_absent,
     label_columns,
     label_name,
+    listed,
     read_rows,
     read_texts,
-    rows_or_bad,
 )
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import ending
 
 _WORDS = ("words", "tokens")
 _TAGS = ("tags", "ner_tags")
@@ -41,7 +42,7 @@ _ROWS = (".jsonl", ".parquet")
 def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: TableReadOptions | None = None) -> Split:
     """Read one split of a user's data.
 
-    - classification, regression, multi_label: a table (`read_texts`).
+    - classification, regression, multi_label: a table (`read_texts`); without labels also lines of text (`.txt`).
     - choice: a table with context, optionally a question, endings, and the right one's number from 0 or letter from A.
     - embedding: a table of texts, pairs or triplets, or text with one sentence per line.
     - tagging: `.jsonl` or `.parquet` with lists of words and tags, or with texts and their entities as ranges of
@@ -64,6 +65,10 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
         return readers[kind](path, columns, reading)
     if kind not in ("classification", "regression", "multi_label"):
         raise UsageError(f"unknown kind of task {kind!r}")
+    if columns.label is None and ending(path) == ".txt":
+        lines = read_sentences(path, columns, reading)
+        texts = [each for each in lines.examples if isinstance(each, SentenceExample)]
+        return replace(lines, examples=[TextExample(each.id, *each.texts) for each in texts])
     return read_texts(path, kind, columns, reading)
 
 
@@ -75,8 +80,8 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
     """
     reading = reading or TableReadOptions()
     without = columns.model_copy(update={"label": None})
-    column = columns.label
-    if column is None or kind in ("span", "embedding") or not _has_column(path, kind, columns, reading):
+    column, is_text = columns.label, kind != "tagging" and ending(path) == ".txt"
+    if column is None or is_text or kind in ("span", "embedding") or not _has_column(path, kind, columns, reading):
         return read_own(path, kind, without, reading)
     split = read_own(path, kind, columns, reading)
     unlabelled = [row for row in split.skipped if row.reason == NO_LABEL_REASON]
@@ -91,22 +96,17 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
 def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions) -> bool:
     """Whether any row of a table has a label; CoNLL columns always contain the tags."""
     assert columns.label is not None
-    if kind == "tagging" and _bare(path).suffix not in _ROWS:
+    if kind == "tagging" and ending(path) not in _ROWS:
         return True
-    rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
     names = label_columns(columns.label, kind)
     if kind == "tagging":
         names = _preferred(columns.label, "label", (*_TAGS, *ENTITIES))
-    return any(name in row for _, row in rows if row is not None for name in names)
-
-
-def _bare(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    return has_column(path, names, reading)
 
 
 def _read_spans(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     _refuse_group(path, columns, "questions about one context")
-    if _bare(path).suffix in _ROWS:
+    if ending(path) in _ROWS:
         return read_question_rows(path, reading)
     reading.only(path)
     return read_squad(path, encoding=reading.encoding)
@@ -121,17 +121,17 @@ def _refuse_group(path: Path, columns: Columns, instead: str) -> None:
 
 
 def _read_tagged(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
-    bare = _bare(path)
-    if bare.suffix in _ROWS:
+    kind = ending(path)
+    if kind in _ROWS:
         return _read_tagged_objects(path, columns, reading)
-    if bare.suffix in (".csv", ".json"):
+    if kind in (".csv", ".json"):
         raise UsageError(
-            f"{path}: tags are read from CoNLL columns, .conllu, .jsonl or .parquet, not from {bare.suffix}; one JSON"
+            f"{path}: tags are read from CoNLL columns, .conllu, .jsonl or .parquet, not from {kind}; one JSON"
             ' object per line, {"words": [...], "tags": [...]} or {"text": T, "entities": [{"start", "end", "label"}]}'
         )
     reading.only(path)
     _refuse_group(path, columns, "sentences of one document")
-    return (read_conllu if bare.suffix == ".conllu" else read_conll)(path, encoding=reading.encoding)
+    return (read_conllu if kind == ".conllu" else read_conll)(path, encoding=reading.encoding)
 
 
 def _read_tagged_objects(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
@@ -205,7 +205,7 @@ def _in_iob2(examples: list[TaggedExample], notes: Notes) -> list[TaggedExample]
         tags = None if example.tags is None else to_iob2(example.tags)
         if tags != example.tags:
             notes.add(NOT_IOB2, example.id)
-        converted.append(TaggedExample(example.id, example.words, tags, example.document))
+        converted.append(replace(example, tags=tags))
     return converted
 
 
@@ -221,7 +221,8 @@ def _strings(value: Any, where: str) -> tuple[str, ...]:
 def _read_choices(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     def example(record: dict[str, Any], name: str, where: str) -> ChoiceExample:
         given = [field(record, each, where, "--endings") for each in columns.endings]
-        endings = endings_in(given if len(given) > 1 else given[0], f"{where}, {', '.join(columns.endings)}")
+        several = given if len(given) > 1 else listed(given[0], where)
+        endings = endings_in(several, f"{where}, {', '.join(columns.endings)}")
         value = None if columns.label is None else field(record, columns.label, where, "--label")
         label = None if is_absent(value, "choice", reading) else ending_index(value, endings, where)
         context = text_in(field(record, columns.text, where, "--text"), f"{where}, {columns.text}")

@@ -5,17 +5,15 @@ table.py and own.py use these settings; delimiter and encoding are those of ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from pydantic import Field
 
 from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.tasks.examples import SkippedRow
 from bertkit.text.file_format import FileFormat
-
-Item = TypeVar("Item")
 
 MISSING = ("NaN", "nan", "NAN", "-nan", "<NA>", "#N/A", "NULL", "null")
 """How data frames, spreadsheets and databases mark a missing value; none of these is used as a class name."""
@@ -92,15 +90,6 @@ class SkippedRows:
         self._first = self._first or error
         self._bad += 1
         self.rows.append(SkippedRow(place, str(error).removeprefix(place).lstrip(",: ")))
-
-    def labelled(
-        self, items: Sequence[Item], label: Callable[[Item], object], place: Callable[[Item], str]
-    ) -> list[Item]:
-        """The items that have a label, if any does; those without are noted. If none has a label, all items."""
-        if all(label(each) is None for each in items):
-            return list(items)
-        self.rows += [SkippedRow(place(each), NO_LABEL_REASON) for each in items if label(each) is None]
-        return [each for each in items if label(each) is not None]
 
     def check(self, kept: int) -> None:
         """Refuse a file if most of its rows are bad: its settings must be wrong.

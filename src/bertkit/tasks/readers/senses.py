@@ -10,7 +10,7 @@ The keys of an occurrence with several senses are joined by semicolons; an examp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from bertkit.errors import DataError
 from bertkit.tasks.readers.common import field, json_rows, numbered_lines
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import ending
 
 DATA, GOLD = ".data.xml", ".gold.key.txt"
 _OF_NUMBER = {"1": "n", "2": "v", "3": "a", "4": "r", "5": "a"}
@@ -63,8 +63,7 @@ def read_senses(path: Path) -> list[SenseSentence]:
     Raises:
         DataError: an invalid file, one of another kind, no gold keys next to the XML, or no sense at all.
     """
-    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    if bare.suffix == ".jsonl":
+    if ending(path) == ".jsonl":
         sentences = list(_semcor(path))
     elif path.suffix == ".xml":
         sentences = list(_framework(path))
@@ -142,7 +141,7 @@ def _sentence(element: ElementTree.Element, gold: dict[str, tuple[str, ...]], pa
     name = element.get("id", "")
     words: list[str] = []
     marks = []
-    for child in _words(element):
+    for child in element:
         if child.tag == "instance":
             for attribute in ("id", "lemma", "pos"):
                 if attribute not in child.attrib:
@@ -151,12 +150,9 @@ def _sentence(element: ElementTree.Element, gold: dict[str, tuple[str, ...]], pa
             keys = gold.get(child.attrib["id"], ())
             lemma = child.attrib["lemma"].lower().replace(" ", "_")
             marks.append(SenseMark(len(words), lemma, _OF_NAME.get(pos, pos), keys))
-        words.append(child.text or "")
+        if child.tag in ("wf", "instance"):
+            words.append(child.text or "")
     return SenseSentence(name, tuple(words), tuple(marks))
-
-
-def _words(element: ElementTree.Element) -> Iterable[ElementTree.Element]:
-    return (child for child in element if child.tag in ("wf", "instance"))
 
 
 def _gold(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -13,9 +13,9 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.examples import SentenceExample, Split
 from bertkit.tasks.readers.common import Notes, field, kind_of, number_in, numbered_lines, text_in
-from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
-from bertkit.tasks.readers.table import Columns, is_absent, label_name, read_rows, rows_or_bad
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.tasks.readers.read_options import TableReadOptions
+from bertkit.tasks.readers.table import Columns, has_column, is_absent, label_name, read_rows
+from bertkit.text.lines import ending
 
 BLANK = "blank lines (left out)"
 
@@ -30,14 +30,13 @@ def read_sentences(path: Path, columns: Columns, reading: TableReadOptions) -> S
         UsageError: settings that do not apply to lines of text.
         DataError: a missing column, an empty text, a different number of texts, or a label of the wrong form.
     """
-    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    if bare.suffix == ".txt":
+    if ending(path) == ".txt":
         reading.only(path)
         if columns.text_pair is not None or columns.negatives or columns.group is not None:
             raise UsageError(f"{path}: lines of text have no columns; use a table (.csv, .tsv, .jsonl, .parquet)")
         return _lines(path, reading)
     label = columns.label
-    if columns.named_label is None and not _has_column(path, label, reading):
+    if label is not None and columns.named_label is None and not has_column(path, (label,), reading):
         label = None
     negatives = tuple(columns.negatives)
     count: list[int] = []
@@ -72,11 +71,6 @@ def _label(value: Any, where: str) -> str | float | tuple[float, ...]:
         return number_in(value, where)
     except DataError:
         return label_name(value, where)
-
-
-def _has_column(path: Path, name: str | None, reading: TableReadOptions) -> bool:
-    rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
-    return any(name in row for _, row in rows if row is not None)
 
 
 def _lines(path: Path, reading: TableReadOptions) -> Split:

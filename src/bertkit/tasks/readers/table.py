@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from bertkit.errors import DataError, MissingColumnError, UsageError, first_line
 from bertkit.json_input import parse_json
 from bertkit.settings import Settings
 from bertkit.tasks.catalogue import Kind
-from bertkit.tasks.examples import ChoiceExample, SentenceExample, Split, TaggedExample, TextExample
+from bertkit.tasks.examples import ChoiceExample, SentenceExample, SkippedRow, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.common import (
     NAMED,
     Notes,
@@ -33,8 +33,8 @@ from bertkit.tasks.readers.common import (
     text_in,
 )
 from bertkit.tasks.readers.delimited import Lines, RowsOrBad, is_quoted, rows_of_lines
-from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.tasks.readers.read_options import NO_LABEL_REASON, SkippedRows, TableReadOptions
+from bertkit.text.lines import ending
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ TABLE_KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
 _OTHER_FORMATS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "; save the sheet as CSV"),
     ".json": "; write one JSON object per line, as .jsonl",
+    ".txt": "; lines of text have no labels",
     **dict.fromkeys((".conll", ".conllu", ".bio", ".iob"), "; words with tags are read with --kind tagging"),
 }
 """What to do with files that are no such table."""
@@ -67,7 +68,7 @@ class Columns(Settings):
         " of 0 and 1, one per label: toxic,threat,insult.",
     )
     endings: tuple[str, ...] = Field(
-        ("endings",), description="A column of lists of endings, or one column per ending (choice)."
+        ("endings",), min_length=1, description="A column of lists of endings, or one column per ending (choice)."
     )
     negatives: tuple[str, ...] = Field(
         (),
@@ -202,7 +203,9 @@ def read_rows(
         except DataError as fault:
             left_out.bad(where, fault)
     left_out.check(len(rows))
-    rows = left_out.labelled(rows, lambda row: _label_of(row[1]), lambda row: row[0])
+    if any(_label_of(made) is not None for _, made, _ in rows):
+        left_out.rows += [SkippedRow(place, NO_LABEL_REASON) for place, made, _ in rows if _label_of(made) is None]
+        rows = [row for row in rows if _label_of(row[1]) is not None]
     for what, place in left_out.notes:
         notes.add(what, place)
     groups = [group for *_, group in rows] if columns.group is not None else []
@@ -236,6 +239,12 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     rows = rows_or_bad(path, TableReadOptions(), SkippedRows(skip_bad=False))
     return ((where, record) for where, record in rows if record is not None)
+
+
+def has_column(path: Path, names: Collection[str], reading: TableReadOptions) -> bool:
+    """Whether any row of a table has one of these columns."""
+    rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
+    return any(name in row for _, row in rows if row is not None for name in names)
 
 
 def rows_or_bad(path: Path, reading: TableReadOptions, left_out: SkippedRows) -> RowsOrBad:
@@ -298,13 +307,13 @@ def _objects(lines: Lines, path: Path, left_out: SkippedRows) -> RowsOrBad:
 def _kind(path: Path) -> str:
     if path.is_dir():
         raise DataError(f"{path}: is a directory; name a file in it")
-    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    if bare.suffix.lower() not in TABLE_KINDS:
+    kind = ending(path)
+    if kind not in TABLE_KINDS:
         raise UsageError(
-            f"{path}: a table ends in {', '.join(TABLE_KINDS[:-1])} or {TABLE_KINDS[-1]}, not in {bare.suffix!r}"
-            f"{_OTHER_FORMATS.get(bare.suffix.lower(), '')}"
+            f"{path}: a table ends in {', '.join(TABLE_KINDS[:-1])} or {TABLE_KINDS[-1]}, not in {kind!r}"
+            f"{_OTHER_FORMATS.get(kind, '')}"
         )
-    return bare.suffix.lower()
+    return kind
 
 
 def parquet_rows(path: Path) -> RowsOrBad:
@@ -373,11 +382,17 @@ def label_name(value: Any, where: str) -> str:
     return encodable(str(value).strip(), where)
 
 
-def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
+def listed(value: Any, where: str) -> Any:
+    """The list that a text contains, as JSON or as Python prints it; any other value unchanged."""
     if isinstance(value, str) and _PYTHON_LIST.fullmatch(value):
-        value = [name[1:-1] for name in _QUOTED_NAME.findall(value)]
-    elif isinstance(value, str) and value.lstrip().startswith("["):
-        value = parse_json(value, f"{where}: {value!r:.60} begins like a JSON list")
+        return [name[1:-1] for name in _QUOTED_NAME.findall(value)]
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        return parse_json(value, f"{where}: {value!r:.60} begins like a JSON list")
+    return value
+
+
+def _names(value: Any, separator: str, where: str) -> tuple[str, ...]:
+    value = listed(value, where)
     names = value if isinstance(value, list) else [value] if not isinstance(value, str) else value.split(separator)
     labels = (label_name(name, where) for name in names)
     return tuple(dict.fromkeys(label for label in labels if label))
