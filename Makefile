@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-quickstart: $(STAMP) ## Pretrain a small BERT on the text of this Python installation (about 5 minutes)
+quickstart: $(STAMP) ## Pretrain a small encoder on the documentation strings of this Python (about 5 minutes)
 	$(BIN)/bertkit pretrain quickstart
 
 test: lint types tests ## Check style and types, and run every test

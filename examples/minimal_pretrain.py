@@ -99,7 +99,7 @@ def main(text: str, sentence: str, steps: int, cache: Path) -> None:
             losses = ", ".join(f"{term} {total.mean:.3f}" for term, total in outcome.terms.items())
             print(f"step {number:4}  loss {terms.total(outcome.terms):.3f} ({losses})")
 
-    # 7. Does it generalise? Evaluate on the text of held-out documents.
+    # 7. Does it generalise? Evaluate on a batch from held-out documents.
     totals = evaluate(model, terms, held_out[0], engine)
     print(f"held-out text: {totals['masked_lm'].accuracy:.1%} of the masked tokens are predicted right")
     filled = fill_masks(model, tokenizer, [sentence], device=engine.device)
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", help="a text file (blank lines separate documents), or builtin:pydocs")
     parser.add_argument("sentence", help="with a [MASK] that is filled in at the end")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=300, help="number of updates (default: 300)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         main(options.text, options.sentence, options.steps, Path(folder))
