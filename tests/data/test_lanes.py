@@ -157,8 +157,7 @@ def test_boundaries_of_a_lane_are_where_sentences_begin(shards: TokenShards) -> 
         for segment in range(low, high):
             begins.add(place)
             place += int(shards.segment_start_S1[segment + 1] - shards.segment_start_S1[segment])
-        begins.add(place)
-        place += 1
+        place += 1  # the separator, which belongs to the document's last sentence
     low, high = 311, 977
     for is_reversed in (False, True):
         lane = LanePart(text, low, high, is_reversed)

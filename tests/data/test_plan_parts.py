@@ -109,7 +109,7 @@ def test_boundaries_of_a_lane_are_those_of_the_whole_text(shards: TokenShards, i
     places, offset = [], 0
     for low, high in documents.tolist():
         start_s1 = shards.segment_start_S1[low : high + 1]
-        places += [*(offset + start_s1 - start_s1[0]).tolist()]  # the last is the separator
+        places += (offset + start_s1[:-1] - start_s1[0]).tolist()  # a separator belongs to the last segment
         offset += int(start_s1[-1] - start_s1[0]) + 1
     beginnings = np.array([*places, offset])
     assert text.size == offset

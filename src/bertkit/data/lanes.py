@@ -64,24 +64,21 @@ class RunningText:
         return ids_T, source_T
 
     def beginnings(self, first: int, end: int) -> Int64Array:
-        """Where segments and separators begin from `first` to `end` (exclusive), and the end of the text; ascending."""
+        """Where segments begin from `first` to `end` (exclusive), and the end of the text; ascending. A separator
+        belongs to the segment before it."""
         low = int(np.searchsorted(self.offset_N1, first, side="right")) - 1
         high = int(np.searchsorted(self.offset_N1, end))
-        found = [np.array([self.size])]
+        found = []
         for document in range(max(0, low), min(high, len(self.documents_N2))):
             start_S, shift = self._segments(document)
-            inner = slice(*np.searchsorted(start_S, [first - shift, end - shift]))
-            found += [start_S[inner] + shift, self.offset_N1[[document + 1]] - 1]
-        beginning_E = np.unique(np.concatenate(found))
-        return beginning_E[slice(*np.searchsorted(beginning_E, [first, end]))]
+            found.append(start_S[slice(*np.searchsorted(start_S, [first - shift, end - shift]))] + shift)
+        return np.concatenate([*found, np.arange(self.size, min(end, self.size + 1))])
 
     def beginning_before(self, place: int) -> int:
         """The last of them up to this place."""
         if place >= self.size:
             return self.size
         document = int(np.searchsorted(self.offset_N1, place, side="right")) - 1
-        if place == self.offset_N1[document + 1] - 1:
-            return place
         start_S, shift = self._segments(document)
         return int(start_S[np.searchsorted(start_S, place - shift, side="right") - 1]) + shift
 
@@ -92,7 +89,7 @@ class RunningText:
         document = int(np.searchsorted(self.offset_N1, place, side="right")) - 1
         start_S, shift = self._segments(document)
         number = int(np.searchsorted(start_S, place - shift))
-        return int(start_S[number]) + shift if number < len(start_S) else int(self.offset_N1[document + 1]) - 1
+        return int(start_S[number]) + shift if number < len(start_S) else int(self.offset_N1[document + 1])
 
     def _segments(self, document: int) -> tuple[Int64Array, int]:
         """First tokens of a document's segments in the corpus, and what is added to get their places in the text."""

@@ -40,7 +40,8 @@ class LaneText(Protocol):
         """Ids of a range, and each token's place in the corpus, -1 of separators."""
 
     def boundaries(self, first: int, end: int) -> Int64Array:
-        """The places in [first, end) where a segment of the text (a sentence, a separator) begins, ascending."""
+        """The places in [first, end) where a segment of the text (a sentence) begins, ascending; a separator belongs to
+        the segment before it."""
 
     def boundary_before(self, place: int) -> int:
         """The last place up to this one where a segment begins."""
