@@ -209,11 +209,11 @@ class RecordCache:
         """Read the records up to the first with an incomplete value; a writer truncates both files there."""
         size = os.fstat(self._values).st_size
         raw = os.pread(self._index, os.fstat(self._index).st_size, 0)
-        for record in np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD):
-            place = _Place(*(int(record[name]) for name in _Place._fields))
+        for key, *numbers in np.frombuffer(raw[: len(raw) // _RECORD.itemsize * _RECORD.itemsize], _RECORD).tolist():
+            place = _Place(*numbers)
             if place.start != self._end or place.start + place.size > size:
                 break
-            self._places[bytes(record["key"])] = place
+            self._places[key] = place
             self._records += 1
             self._end = place.start + place.size
         if self.is_writer:

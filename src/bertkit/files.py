@@ -291,7 +291,8 @@ def atomic_directory(to: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         for parent in made:
-            _remove_if_empty(parent)
+            with suppress(OSError):  # not empty
+                parent.rmdir()
         named = (error.filename2 or error.filename) if isinstance(error, OSError) else None
         if isinstance(error, OSError) and isinstance(named, str) and Path(named).is_relative_to(staging):
             error.filename = str(to / Path(named).relative_to(staging))  # messages name what was asked for
@@ -356,11 +357,6 @@ def _claimed(directory: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _remove_if_empty(directory: Path) -> None:
-    if directory.is_dir() and not any(directory.iterdir()):
-        directory.rmdir()
-
-
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace `path` with a text in UTF-8; see `replacing`."""
     with replacing(path, private=private) as file:
@@ -397,17 +393,13 @@ def open_regular(path: Path) -> io.BufferedReader:
         DataError: a FIFO, device, socket or directory.
         OSError: missing or unreadable.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if _may_open(path) else -1
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if stat.S_ISREG(path.stat().st_mode) else -1
     if descriptor >= 0 and stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     if descriptor >= 0:
         os.close(descriptor)
     what = "a directory" if path.is_dir() else "a pipe, device or socket"
     raise DataError(f"{path}: not a regular file but {what}; name a file (to read a pipe, use `-` where supported)")
-
-
-def _may_open(path: Path) -> bool:
-    return stat.S_ISREG(path.stat().st_mode)
 
 
 MAX_JSON_BYTES = 64 << 20

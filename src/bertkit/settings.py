@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -65,13 +66,8 @@ class Settings(BaseModel):
         Args:
             fields: all fields, as JSON or Python data.
         """
-        known = type(self).model_fields
-        unchanged = {
-            name
-            for name in self.later_fields
-            if getattr(self, name) == known[name].get_default(call_default_factory=True)
-        }
-        return {name: value for name, value in fields.items() if name not in unchanged}
+        later = _later_defaults(type(self))
+        return {key: value for key, value in fields.items() if key not in later or getattr(self, key) != later[key]}
 
     def unread_keys(self, recipe: Any) -> Iterable[UnreadKey]:
         """The fields that nothing reads, given the other settings, for any value.
@@ -82,3 +78,9 @@ class Settings(BaseModel):
             recipe: the recipe that contains these settings; its class is in a package above this one.
         """
         return ()
+
+
+@cache
+def _later_defaults(kind: type[Settings]) -> dict[str, Any]:
+    """The defaults of `later_fields`; asking pydantic for each of them takes most of the time of a dump."""
+    return {name: kind.model_fields[name].get_default(call_default_factory=True) for name in kind.later_fields}

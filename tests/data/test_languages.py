@@ -73,6 +73,18 @@ def streams(home: Path, shards: TokenShards, **settings: Any) -> tuple[LanguageS
     return training, held_out
 
 
+def test_token_shards_of_several_languages_are_not_read_in_lanes(home: Path, shards: TokenShards) -> None:
+    data = DataConfig.model_validate({"sources": [str(shards.directory)], "layout": {"name": "continuous"}})
+    with pytest.raises(DataError, match=r"has 3 languages, but data.layout 'continuous' reads one text; choose"):
+        training_and_held_out(data, shards, seed=3, stage=0, plans=None)
+
+
+def test_the_smoothing_of_token_shards_has_an_effect(shards: TokenShards) -> None:
+    tokenised = DataConfig.model_validate({"sources": [str(shards.directory)]})
+    assert "language_smoothing" not in {each.name for each in tokenised.unread_keys(None)}
+    assert "language_smoothing" in {each.name for each in DataConfig().unread_keys(None)}
+
+
 def vocabulary(shards: TokenShards) -> Vocabulary:
     return Vocabulary.of(load_tokenizer(shards.directory))
 

@@ -13,7 +13,7 @@ import pytest
 from bertkit.recipe.commented import commented_recipe
 from bertkit.recipe.find import recipe_names
 from bertkit.recipe.hashing import what_hash
-from bertkit.recipe.resolve import load_any
+from bertkit.recipe.resolve import Override, load_any
 
 Bertkit = Callable[..., Any]
 
@@ -27,6 +27,12 @@ def test_the_file_gives_the_same_result_as_the_recipe(name: str, tmp_path: Path)
     assert mine.name == "mine"
     assert what_hash(mine) == what_hash(recipe)
     assert mine.arxiv is None
+
+
+def test_a_long_name_of_a_paper_leaves_nothing_behind() -> None:
+    short = load_any("quickstart", [Override("paper", "Nobody 2019")])
+    long = load_any("quickstart", [Override("paper", "Nobody 2019, " + "in a long title: of words, " * 9)])
+    assert commented_recipe(long) == commented_recipe(short)
 
 
 def test_each_setting_stands_below_what_it_means() -> None:
@@ -55,6 +61,10 @@ def test_it_overwrites_nothing_and_tells_where_it_wrote(
     done = bertkit("init", "sub/mine.yaml", "--from", "quickstart", "--json")
     assert json.loads(done.stdout) == {"recipe": "sub/mine.yaml", "from": "quickstart", "kind": "pretrain"}
     assert "bertkit pretrain sub/mine.yaml" in (tmp_path / "sub" / "mine.yaml").read_text()
+    spaced = bertkit("init", "sub/my own.yaml")
+    command = "bertkit pretrain 'sub/my own.yaml'"
+    assert command in spaced.stderr
+    assert f"#   {command}\n" in (tmp_path / "sub" / "my own.yaml").read_text()
     again = bertkit("init", "sub/mine.yaml")
     assert again.code == 2
     assert "already exists" in again.stderr

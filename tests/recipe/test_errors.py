@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import Discriminator, Tag
 from small_schema import Colour, SmallRecipe
 
 from bertkit.errors import UsageError
@@ -73,6 +74,30 @@ def test_a_mapping_on_the_command_line_without_its_kind_hints_at_dotted_keys() -
         ": optimisation.optimizer: needs the key 'name', the name of its kind; this value replaces the whole mapping:"
         " to change one key of it, write --set 'optimisation.optimizer.betas=[0, 1]'"
     )
+
+
+def test_a_key_of_a_missing_mapping_is_not_answered_with_itself() -> None:
+    tree = with_values(read_tree("name: x", "r.yaml"), [Override.parse("optimisation.optimizer.betas=[0, 1]")])
+    with pytest.raises(UsageError, match=r"needs the key 'name', the name of its kind$"):
+        validate(tree, SmallRecipe)
+
+
+def test_an_unknown_key_is_compared_with_the_keys_of_the_chosen_kind_alone() -> None:
+    class Layers(Settings):
+        layers: int = 2
+
+    class Given(Settings):
+        model: str
+
+    def kind(value: object) -> str:
+        return "<model>" if isinstance(value, dict) and "model" in value else "<layers>"
+
+    class Student(Settings):
+        student: Annotated[Annotated[Layers, Tag("<layers>")] | Annotated[Given, Tag("<model>")], Discriminator(kind)]
+
+    for text, remedy in (("{mdel: x}", "one of: layers"), ("{model: x, layers: 1}", "one of: model")):
+        with pytest.raises(UsageError, match=rf"unknown key; {remedy}$"):
+            validate(read_tree(f"student: {text}", "r.yaml"), Student)
 
 
 def test_keys_of_the_variant_that_the_command_line_replaces_come_with_what_removes_them() -> None:

@@ -9,6 +9,8 @@ import pytest
 from bertkit.errors import UsageError
 from bertkit.recipe import find
 from bertkit.recipe.find import find_recipe, recipe_names
+from bertkit.recipe.resolve import require_kind
+from bertkit.recipe.tree import Located
 
 
 @pytest.fixture
@@ -80,7 +82,11 @@ def test_names_leave_out_shared_parts(shipped: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("runs/mine", "is a run; continue it with --resume runs/mine"), ("text.txt", "give text with --data text.txt")],
+    [
+        ("runs/mine", "is a run; continue it with --resume runs/mine"),
+        ("text.txt", "give text with --data text.txt"),
+        ("a b.txt", "give text with --data 'a b.txt'"),
+    ],
 )
 def test_what_is_there_and_is_no_recipe_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
@@ -88,6 +94,13 @@ def test_what_is_there_and_is_no_recipe_is_told(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
-    (tmp_path / "text.txt").write_text("a text")
+    for file in ("text.txt", "a b.txt"):
+        (tmp_path / file).write_text("a text")
     with pytest.raises(UsageError, match=said):
         find_recipe(name)
+
+
+def test_the_command_for_a_recipe_of_another_kind_quotes_its_path() -> None:
+    tree = Located.of({"kind": "finetune"}, "my own.yaml")
+    with pytest.raises(UsageError, match=r"run it with `bertkit finetune 'my own.yaml'`$"):
+        require_kind(tree, "my own.yaml", "pretrain")

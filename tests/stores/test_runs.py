@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,9 @@ def test_a_finished_run_is_on_the_store_as_it_is_here(s3: S3Server, pretrain: Co
     again = pretrain("--run-dir", PLACE)
     assert (again.code, again.stdout) == (0, f"{PLACE}\n")
     assert "finished already" in again.stderr
+    other = pretrain("--run-dir", PLACE, "--seed", "1")
+    assert other.code == 2
+    assert other.stderr.endswith(f"error: {PLACE}: already contains a run; it is done: name another --run-dir\n")
 
 
 def test_a_run_that_another_machine_resumes_ends_with_the_same_bits(
@@ -169,6 +174,29 @@ def test_files_that_go_while_they_are_looked_at_do_not_matter(machine: Path, mon
 
     monkeypatch.setattr(os, "scandir", scan_and_lose)
     assert sorted(uploading.uploadable(run)) == ["checkpoints/latest", "log.txt"]
+
+
+def test_a_disk_that_fails_while_files_are_looked_for_delays_the_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploading, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(uploading, "FIRST_PAUSE_SECONDS", 0.001)
+    uploaded, faults = threading.Event(), [OSError(errno.EIO, "Input/output error")]
+
+    class Failing(uploading.Uploader):
+        def newest(self) -> tuple[tuple[str, int], ...]:
+            if faults:
+                raise faults.pop()
+            return ()
+
+        def upload(self, counted: Any = None) -> None:
+            uploaded.set()
+
+    table = uploading.UploadTable(tmp_path / "uploaded.json", "file:///x")
+    upload = uploading.BackgroundUpload(Failing(tmp_path, Store(StoreUrl.parse("file:///x")), table), "x", tmp_path)
+    upload.start()
+    assert uploaded.wait(5)
+    upload.finish(silent_progress)
 
 
 class Watched:

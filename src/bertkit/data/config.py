@@ -85,7 +85,7 @@ class DataConfig(Settings):
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.languages:
             yield UnreadKey("sources", "data.languages are read in their place", "write data.languages: {}")
-        if len(self.languages) < 2:
+        if len(self.languages) < 2 and not self.is_tokenised:  # token shards can have languages, too
             count = "one language" if self.languages else "no languages"
             yield UnreadKey("language_smoothing", f"there are {count} in data.languages", "give data.languages two")
         objectives = getattr(recipe, "objectives", ())

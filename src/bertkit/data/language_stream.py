@@ -59,7 +59,7 @@ def training_and_held_out(
         sep_id: id of the separator that closes documents in lanes.
 
     Raises:
-        DataError: there is too little text to hold any out.
+        DataError: there is too little text to hold any out, or several languages are to be read in lanes.
     """
     training = SampleSpec(seed, f"train/{stage}", data.layout, data.sequence_length, data.static_copies)
     held_out = SampleSpec(seed, f"held-out/{stage}", data.layout, data.sequence_length, 1)
@@ -78,6 +78,11 @@ def training_and_held_out(
                 LaneStream.of_held_out(held_out, shards, held_out_N2, lanes, sep_id),
             )
         return SampleStream(training, shards, training_N2, plans), SampleStream(held_out, shards, held_out_N2, None)
+    if isinstance(data.layout, LaneLayout):
+        raise DataError(
+            f"{shards.name}: has {len(languages)} languages, but data.layout {data.layout.choice!r} reads one text;"
+            " choose another layout, or give the sources of one language"
+        )
     least_tokens = math.ceil(data.held_out_tokens / len(languages))
     split = {
         name: _split_language(name, shards, data.held_out, seed, range(first, end), least_tokens)

@@ -123,8 +123,7 @@ class Samples:
         source_T: each token's position in the corpus, -1 for special tokens; None if no layout made the samples.
         lanes: how sequences continue those of the previous step; None: they do not.
         ranks_T2: the ranks of `PermutationOrder` (models/attention/relative_attention.py), of keys and of queries;
-        None:
-            all tokens attend to all.
+            None: all tokens attend to all.
         decoder_start_B: for an encoder-decoder, the position in each sequence at which the decoder's part begins; None:
             there is no decoder.
     """

@@ -285,12 +285,11 @@ _REMEDY = "tokenise again into an empty directory"
 
 
 def _check_file(path: Path, expected: dict[str, Any], *, verify: bool) -> None:
-    remedy = _REMEDY
     if not path.is_file():
-        raise DataError(f"{path}: missing; {remedy}")
+        raise DataError(f"{path}: missing; {_REMEDY}")
     size = path.stat().st_size
     if size != expected["bytes"]:
         change = "truncated" if size < expected["bytes"] else "altered"
-        raise DataError(f"{path}: {change}: {size:,} bytes, but {expected['bytes']:,} were written; {remedy}")
+        raise DataError(f"{path}: {change}: {size:,} bytes, but {expected['bytes']:,} were written; {_REMEDY}")
     if verify and sha256_of(path) != expected["sha256"]:
-        raise DataError(f"{path}: altered: its sha256 is not the one in {MANIFEST}; {remedy}")
+        raise DataError(f"{path}: altered: its sha256 is not the one in {MANIFEST}; {_REMEDY}")

@@ -34,7 +34,7 @@ def commented_recipe(recipe: RecipeHeader) -> str:
 def _lines(recipe: RecipeHeader) -> Iterator[str]:
     above: list[tuple[int, Any]] = [(-1, recipe)]
     items = 0
-    for line in dump_recipe(recipe).splitlines():
+    for line in dump_recipe(recipe, without=_OF_THE_PAPER).splitlines():
         found = _LINE.fullmatch(line)
         if found is None:
             yield line
@@ -52,8 +52,6 @@ def _lines(recipe: RecipeHeader) -> Iterator[str]:
             text = _description(parent, key)
             items = 0 if isinstance(value, tuple) else items
         above.append((indent, value))
-        if indent == 0 and key in _OF_THE_PAPER:
-            continue
         if indent == 0 and isinstance(value, BaseModel | tuple):
             yield ""
         if text:

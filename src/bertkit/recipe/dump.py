@@ -5,6 +5,7 @@ Not from a paper. Sibling resolve.py reads.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import yaml
@@ -16,9 +17,10 @@ _ONE_LINE = 100
 """Maximum length of a mapping that is written on one line."""
 
 
-def dump_recipe(recipe: BaseModel) -> str:
-    """The recipe as YAML: resolved, with keys in schema order; loading it gives an equal recipe."""
-    data = recipe.model_dump(mode="json")
+def dump_recipe(recipe: BaseModel, *, without: Collection[str] = ()) -> str:
+    """The recipe as YAML: resolved, with keys in schema order; loading it gives an equal recipe, unless it is written
+    without some of its keys."""
+    data = recipe.model_dump(mode="json", exclude=set(without))
     return yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120, indent=2
     )

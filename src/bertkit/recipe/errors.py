@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from bertkit.errors import UsageError
@@ -88,15 +88,17 @@ def _describe(
     value = _value_at(data, path)
     if len(details) > 1 and all(_expected(each) for each in details):
         wanted = " or ".join(dict.fromkeys(_expected(each) for each in details))
-        message = f"expected {wanted}, got {_show(value)}"
+        message = f"expected {wanted}, got {shown_value(value)}"
     else:
         message = "; ".join(dict.fromkeys(_message(each, path, data, schema) for each in details))
     dotted = ".".join(map(str, _dotted(path, data)))
     place = _nearest_located(tree, path).place
     if place.startswith("--") and details[0]["type"] == "union_tag_not_found" and isinstance(value, dict) and value:
         name, first = next(iter(value.items()))
-        single = f"{place.split()[0]} {shell_word(f'{dotted}.{name}={_show(first)}')}"
-        message += f"; this value replaces the whole mapping: to change one key of it, write {single}"
+        option, _, written = place.partition(" ")
+        if written.startswith(f"{dotted}="):  # not if this is the only key of a mapping that was missing
+            single = f"{option} {shell_word(f'{dotted}.{name}={shown_value(first)}')}"
+            message += f"; this value replaces the whole mapping: to change one key of it, write {single}"
     if details[0]["type"] == "extra_forbidden":
         message += _other_variant(tree, path, place)
     key = f"{dotted}: " if with_key and dotted else ""
@@ -116,20 +118,19 @@ def _message(detail: ErrorDetails, path: Path, data: Any, schema: type[BaseModel
     kind, context = detail["type"], detail.get("ctx", {})
     value = _value_at(data, path)
     if kind == "extra_forbidden":
-        name = detail["loc"][-1]
-        inside = path[:-1] if path and path[-1] == name else path
-        return f"unknown key{_nearest(str(name), _field_names(schema, inside, data))}"
+        *inside, name = detail["loc"]
+        return f"unknown key{_nearest(str(name), _field_names(schema, inside))}"
     if kind == "missing":
         return "is required"
     if kind == "union_tag_invalid":
-        return f"unknown {path[-1]} {_show(value)}{_nearest(str(value), _choices(detail))}"
+        return f"unknown {path[-1]} {shown_value(value)}{_nearest(str(value), _choices(detail))}"
     if kind == "union_tag_not_found":
         return f"needs the key {context['discriminator']}, the name of its kind"
     if kind in ("value_error", "assertion_error"):
         return str(context["error"])
     if choices := _choices(detail):
-        return f"unknown value {_show(value)}{_nearest(str(value), choices)}"
-    return f"expected {_expected(detail)}, got {_show(value)}{_remedy(kind, value)}"
+        return f"unknown value {shown_value(value)}{_nearest(str(value), choices)}"
+    return f"expected {_expected(detail)}, got {shown_value(value)}{_remedy(kind, value)}"
 
 
 def _choices(detail: ErrorDetails) -> list[str]:
@@ -166,14 +167,15 @@ def _remedy(kind: str, value: Any) -> str:
     if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
         return f"; write {int(value)}"
     if kind == "list_type" and isinstance(value, str | int | float):
-        return f"; write [{_show(value)}]"
+        return f"; write [{shown_value(value)}]"
     if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
         return "; remove the quotes" if not isinstance(plain_scalar(value), str | None) else ""
     return ""
 
 
-def _show(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+def shown_value(value: Any) -> str:
+    """A value as a message repeats it: as JSON, shortened if it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
@@ -229,34 +231,25 @@ def _value_at(data: Any, path: Path) -> Any:
     return data
 
 
-def _field_names(schema: type[BaseModel], path: Path, data: Any) -> list[str]:
-    """The valid keys at `path`, according to the classes that are allowed there."""
-    classes = _chosen([schema], data)
-    for part in path:
-        data = data[part]
-        if isinstance(part, str):
-            fields = [kind.model_fields[part].annotation for kind in classes if part in kind.model_fields]
-            classes = _chosen([each for annotation in fields for each in _classes_in(annotation)], data)
-    return list(dict.fromkeys(name for kind in classes for name in kind.model_fields))
+def _field_names(schema: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """The valid keys at a location of pydantic's, which names the chosen member of a union by its tag."""
+    members: list[tuple[str, type[BaseModel]]] = [("", schema)]
+    for part in location:
+        fields = [kind.model_fields[part] for _, kind in members if isinstance(part, str) and part in kind.model_fields]
+        chosen = [(tag, kind) for tag, kind in members if part == tag or part in _literals(kind)]
+        members = [each for field in fields for each in _members(field.annotation)] or chosen or members
+    return list(dict.fromkeys(name for _, kind in members for name in kind.model_fields))
 
 
-def _classes_in(annotation: Any) -> list[type[BaseModel]]:
+def _members(annotation: Any, tag: str = "") -> list[tuple[str, type[BaseModel]]]:
+    """The classes in a type, each with the tag that it is annotated with."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for argument in get_args(annotation) for found in _classes_in(argument)]
+        return [(tag, annotation)]
+    tag = next((each.tag for each in get_args(annotation) if isinstance(each, Tag)), tag)
+    return [found for argument in get_args(annotation) for found in _members(argument, tag)]
 
 
-def _chosen(classes: list[type[BaseModel]], data: Any) -> list[type[BaseModel]]:
-    """Those classes of a union whose Literal fields (name, family, ...) match the data."""
-
-    def fits(kind: type[BaseModel]) -> bool:
-        literals = {
-            n: get_args(f.annotation) for n, f in kind.model_fields.items() if get_origin(f.annotation) is Literal
-        }
-        return all(data.get(name, choices[0]) in choices for name, choices in literals.items())
-
-    if not isinstance(data, dict) or len(classes) < 2:
-        return classes
-    if VARIANT_KEY not in data and all(VARIANT_KEY in kind.model_fields for kind in classes):
-        return classes[:1]  # the default variant
-    return [kind for kind in classes if fits(kind)] or classes
+def _literals(kind: type[BaseModel]) -> set[Any]:
+    """The values of a class's Literal fields (name, family, ...), one of which chooses it from a union."""
+    literals = (field.annotation for field in kind.model_fields.values() if get_origin(field.annotation) is Literal)
+    return {value for annotation in literals for value in get_args(annotation)}

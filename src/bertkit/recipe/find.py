@@ -13,6 +13,7 @@ from pathlib import Path
 
 import bertkit
 from bertkit.errors import UsageError
+from bertkit.visible import shell_word
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -55,10 +56,11 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
 def _taken_for_a_recipe(path: Path) -> str:
     """What a path that is not a recipe is, and how to pass it; empty if it does not exist."""
     if (path / "run.json").is_file():
-        return f"is a run; continue it with --resume {path}, or start a new run from its recipe, {path / 'recipe.yaml'}"
+        run, file = shell_word(path), shell_word(path / "recipe.yaml")
+        return f"is a run; continue it with --resume {run}, or start a new run from its recipe, {file}"
     if path.is_dir():
         return "is a directory; give a recipe's name or a .yaml file (give text with --data)"
-    return f"is not a recipe (a .yaml file); give text with --data {path}" if path.is_file() else ""
+    return f"is not a recipe (a .yaml file); give text with --data {shell_word(path)}" if path.is_file() else ""
 
 
 def _candidates(name: str, extended_by: Path | None) -> Iterator[Path]:

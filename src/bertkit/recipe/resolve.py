@@ -24,6 +24,7 @@ from bertkit.recipe.errors import validate
 from bertkit.recipe.find import SUFFIXES, find_recipe, recipe_names, shipped_directory
 from bertkit.recipe.old_keys import is_bare_schedule, new_key, schedule_of_name, upgrade_keys
 from bertkit.recipe.tree import MAX_CHARACTERS, MAX_DEPTH, VARIANT_KEY, Located, read_tree
+from bertkit.visible import shell_word
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -135,7 +136,8 @@ def require_kind(tree: Located, name: str, wanted: str) -> None:
     """
     found = kind_of(tree)
     if found != wanted and found in KINDS:
-        raise UsageError(f"{name} is a recipe of kind {found}, not {wanted}: run it with `bertkit {found} {name}`")
+        remedy = f"run it with `bertkit {found} {shell_word(name)}`"
+        raise UsageError(f"{name} is a recipe of kind {found}, not {wanted}: {remedy}")
 
 
 def with_overrides(recipe: Model, overrides: Sequence[Override]) -> Model:
@@ -191,13 +193,9 @@ def _named(path: Path) -> Located:
 
 def shipped_headers() -> list[dict[str, Any]]:
     """The fields shown by `recipes list` for each shipped recipe: name, kind, title, paper, arxiv; None if missing."""
-    return [_header(shipped_directory() / f"{name}.yaml") for name in recipe_names()]
-
-
-def _header(path: Path) -> dict[str, Any]:
-    tree = _named(path)
-    header = {key: child.plain() if (child := tree.child(key)) else None for key in HEADER}
-    return header | {"kind": header["kind"] or DEFAULT_KIND}
+    trees = [_named(shipped_directory() / f"{name}.yaml") for name in recipe_names()]
+    found = [{key: child.plain() if (child := tree.child(key)) else None for key in HEADER} for tree in trees]
+    return [{**each, "kind": each["kind"] or DEFAULT_KIND} for each in found]
 
 
 def _read_base(path: Path) -> Located:
@@ -217,7 +215,7 @@ def _read_base(path: Path) -> Located:
         tree = _read(path)
     except UsageError:
         # Without the original error, which quotes the file.
-        raise UsageError(f"{what}; `bertkit recipes show {shown}` shows its errors") from None
+        raise UsageError(f"{what}; `bertkit recipes show {shell_word(shown)}` shows its errors") from None
     assert isinstance(tree.value, dict)
     if not _OF_RECIPES & tree.value.keys():
         raise UsageError(f"{what}: it has none of the keys {', '.join(sorted(_OF_RECIPES))}")

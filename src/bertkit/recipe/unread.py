@@ -18,13 +18,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from bertkit.errors import UsageError
+from bertkit.recipe.errors import shown_value
 from bertkit.recipe.hashing import NOT_DECIDING
 from bertkit.recipe.named_item import NamedItem
 from bertkit.settings import Settings, UnreadKey
 
 log = logging.getLogger(__name__)
-
-_LONGEST_VALUE = 60
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def unread_settings(
 
     Args:
         recipe: resolved.
-        parts: of its run, such as stages; None: the recipe is the only part.
+        parts: of its run, such as stages; none: the recipe is the only part.
         inherited: settings by section that the user did not write, such as those of an initial model under `model`; a
             value equal to the inherited one does not count as set.
         base: the recipe that it extends, as plain data.
@@ -174,19 +173,14 @@ def _unread_in_all(
 def _described(key: str, found: _Found, where: str = "") -> UnreadSetting:
     unread = found.unread
     is_plain = not isinstance(found.value, Settings | list | tuple)
-    value = f" ({_show(found.value)})" if is_plain else ""
+    value = f" ({shown_value(found.value)})" if is_plain else ""
     remedies = ["leave it out"]
     if is_plain and not isinstance(found.default, Settings) and found.default is not PydanticUndefined:
-        remedies.append(f"write its default, {_show(found.default)}")
+        remedies.append(f"write its default, {shown_value(found.default)}")
     remedies += [unread.remedy] if unread.remedy else []
     place = f"{where}: " if where else ""
     why = f"{place}{key}{value} has no effect: {unread.reason}; {', or '.join(remedies)}"
     return UnreadSetting(key, why, unread.refused, unread.told)
-
-
-def _show(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
 def is_within(key: str, section: str) -> bool:

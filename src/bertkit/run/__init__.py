@@ -5,6 +5,8 @@ from pathlib import Path
 
 NEWEST = "newest"
 """Used instead of a run's name: the newest unfinished run of the recipe (`--resume` without a value)."""
+UPLOADED = "uploaded.json"
+"""The file next to the working copy of a run on a store that lists what is there (uploading.py)."""
 
 
 def runs_root() -> Path:

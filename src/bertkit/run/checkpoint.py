@@ -316,7 +316,7 @@ def _independent(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _put_in_place(writing: Path, final: Path) -> None:
     """Rename the finished directory. An existing one is moved aside first, and is restored after a kill in between."""
     if final.exists():
-        if (writing / MANIFEST).read_bytes() == _bytes_or_none(final / MANIFEST) and not checkpoint_errors(final):
+        if not checkpoint_errors(final) and (writing / MANIFEST).read_bytes() == (final / MANIFEST).read_bytes():
             return
         replaced = final.with_name(f"{_REPLACED}{final.name}")
         os.rename(final, replaced)
@@ -326,13 +326,6 @@ def _put_in_place(writing: Path, final: Path) -> None:
     else:
         os.rename(writing, final)
         fsync_path(final.parent)
-
-
-def _bytes_or_none(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
 
 
 def _restore_replaced(directory: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -20,6 +20,7 @@ from typing import Any
 from bertkit.code_hash import code_sha256
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import json_sha256, private_opener, read_json, sha256_of, without_credentials, write_json, write_text
+from bertkit.run import UPLOADED
 from bertkit.run.checkpoint_removal import drop_checkpoints
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
 from bertkit.run.metrics import METRICS_FILE, TRACKERS_FILE, last_metrics
@@ -304,8 +305,8 @@ class RunDirectory:
 
     def seconds_before(self) -> float:
         """How long the earlier attempts at this run took, without those whose process ended without a word."""
-        whole = [each for each in self.record["attempts"] if each["ended"] is not None]
-        return sum((_time(each["ended"]) - _time(each["started"])).total_seconds() for each in whole)
+        time_of, whole = datetime.fromisoformat, [each for each in self.record["attempts"] if each["ended"] is not None]
+        return sum((time_of(each["ended"]) - time_of(each["started"])).total_seconds() for each in whole)
 
     def _begin(self, command: Sequence[str]) -> None:
         attempts = self.record["attempts"]
@@ -380,17 +381,17 @@ def _new_directory(root: Path, stem: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         path = root / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            path.mkdir()  # fails if it exists, so two processes never get the same name
-        except FileExistsError:
-            continue
-        return path
+        with suppress(FileExistsError):  # so two processes never get the same name
+            path.mkdir()
+            return path
     raise AssertionError("unreachable")
 
 
 def _held_remedy(place: Path, record: Mapping[str, Any]) -> str:
     """What to do if a new run would overwrite another."""
-    otherwise = f"name another --run-dir, or delete it with `bertkit runs delete {shell_word(place)}`"
+    otherwise = "name another --run-dir"
+    if not (place.parent / UPLOADED).exists():  # else it is a copy of a run on a store, and would be fetched again
+        otherwise += f", or delete it with `bertkit runs delete {shell_word(place)}`"
     if record.get("status") == "done":
         return f"it is done: {otherwise}"
     failed = record.get("status") == "failed" and record.get("exit_reason")
@@ -445,9 +446,6 @@ def _shareable(command: Sequence[str]) -> list[str]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-_time = datetime.fromisoformat
 
 
 class LogFile(logging.FileHandler):

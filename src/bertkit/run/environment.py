@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -86,14 +87,9 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def dependency_versions() -> dict[str, str | None]:
+@cache  # it takes a tenth of a second
+def dependency_versions() -> Mapping[str, str | None]:
     """The installed version of each direct dependency of the package; None if it is not installed."""
-    return dict(_dependency_versions())
-
-
-@cache
-def _dependency_versions() -> tuple[tuple[str, str | None], ...]:
-    """Read once in a process: it takes a tenth of a second."""
     try:
         requirements = metadata.requires("bertkit") or []
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
@@ -107,7 +103,7 @@ def _dependency_versions() -> tuple[tuple[str, str | None], ...]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-    return tuple({**versions, "torch": torch.__version__}.items())
+    return {**versions, "torch": torch.__version__}
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:

@@ -26,7 +26,7 @@ from bertkit.files import cache_directory, read_json, write_text
 from bertkit.json_input import parse_json
 from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import TorchrunEnvironment
-from bertkit.run import NEWEST
+from bertkit.run import NEWEST, UPLOADED
 from bertkit.run.checkpoint import LATEST, STATE, checkpoint_errors, checkpoint_name
 from bertkit.run.directory import RECORD, SUITE_FILE
 from bertkit.run.lock import is_locked
@@ -34,9 +34,9 @@ from bertkit.run.uploading import BackgroundUpload, FileState, Uploader, UploadT
 from bertkit.stores.fetch import check_online, fetch_into
 from bertkit.stores.store import Store, StoredFile
 from bertkit.stores.url import StoreUrl, has_scheme
+from bertkit.visible import shell_word
 
 Expected = Literal["new", "run", "either"]
-_TABLE = "uploaded.json"
 _CHECKPOINTS = "checkpoints"
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class StoredRun:
         self.url = url
         home = cache / WORKING_COPIES / url.digest
         self.path = home / url.name
-        self._table = UploadTable(home / _TABLE, str(url))
+        self._table = UploadTable(home / UPLOADED, str(url))
 
     @classmethod
     def named_by(cls, name: str | None, cache: Path) -> StoredRun | None:
@@ -70,8 +70,8 @@ class StoredRun:
         if has_scheme(name):
             return cls(StoreUrl.parse(name), cache)
         path = Path(name).expanduser().absolute()
-        if path.parent.parent == (cache / WORKING_COPIES).absolute() and (path.parent / _TABLE).is_file():
-            return cls(StoreUrl.parse(str(read_json(path.parent / _TABLE).get("url"))), cache)
+        if path.parent.parent == (cache / WORKING_COPIES).absolute() and (path.parent / UPLOADED).is_file():
+            return cls(StoreUrl.parse(str(read_json(path.parent / UPLOADED).get("url"))), cache)
         return None
 
     def uploader(self) -> BackgroundUpload:
@@ -123,7 +123,8 @@ class StoredRun:
         """Raise UsageError if a new run would overwrite an unfinished one."""
         if expected == "new" and _parsed(record, self.url).get("status") != "done":
             raise UsageError(
-                f"{self.url}: already contains a run; continue with `--resume {self.url}`, or name another --run-dir"
+                f"{self.url}: already contains a run; continue with `--resume {shell_word(self.url)}`, or name another"
+                " --run-dir"
             )
 
     def _set_aside(self) -> None:
@@ -294,11 +295,13 @@ class RunLocation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Upload what a stopped or failed run has written so far.
+        """Upload what a stopped or failed run has written so far; a refusal names the store, not the working copy.
 
         Raises:
             DataError: the run was stopped and the store does not accept its checkpoint.
         """
+        if isinstance(error, UsageError) and self._stored is not None:
+            error.args = (str(error).replace(str(self._stored.path), self._url),)
         if self._upload is None or not self._upload.is_running or error is None:
             return
         try:
@@ -314,4 +317,4 @@ class RunLocation:
 
     @property
     def _remedy(self) -> str:
-        return f"`--resume {self._url}` on this machine uploads the rest"
+        return f"`--resume {shell_word(self._url)}` on this machine uploads the rest"

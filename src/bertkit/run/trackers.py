@@ -194,7 +194,7 @@ class MlflowTracker(Tracker):
         id: str = self._client.create_run(_experiment().experiment_id, run_name=self.run.id, tags=tags).info.run_id
         texts = {
             key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            for key, value in _leaves(yaml.safe_load(self.run.recipe_yaml), ".")
+            for key, value in leaves(yaml.safe_load(self.run.recipe_yaml), ".")
         }
         settings = [self._entities.Param(self._key(key), text[:6000]) for key, text in texts.items()]
         for first in range(0, len(settings), 100):
@@ -340,15 +340,16 @@ def _suite_of(directory: Path) -> str | None:
     return name
 
 
-def _leaves(tree: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in a tree of mappings, each with its keys joined by the separator."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, separator, f"{prefix}{key}{separator}")
+            yield from leaves(value, separator, f"{prefix}{key}{separator}")
         else:
             yield f"{prefix}{key}", value
 
 
 def _numbers(tree: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers, by their keys joined with slashes."""
-    numbers = (each for each in _leaves(tree, "/") if isinstance(each[1], int | float) and type(each[1]) is not bool)
+    numbers = (each for each in leaves(tree, "/") if isinstance(each[1], int | float) and type(each[1]) is not bool)
     return {name: value for name, value in numbers if math.isfinite(value)}

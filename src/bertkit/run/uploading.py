@@ -33,6 +33,7 @@ from bertkit.run.directory import RECORD
 from bertkit.run.lock import LOCK_FILE
 from bertkit.run.seal import SEAL
 from bertkit.stores.store import Store
+from bertkit.visible import shell_word
 
 LOOK_SECONDS = 1.0
 """Between two checks for new checkpoints."""
@@ -380,10 +381,13 @@ class BackgroundUpload:
         next_pass, pause = 0.0, FIRST_PAUSE_SECONDS
         failed = False
         while not self._ending.wait(LOOK_SECONDS):
-            now, found = time.monotonic(), self._uploader.newest()
-            if now < next_pass and (failed or found == newest):
+            is_due = time.monotonic() >= next_pass
+            if failed and not is_due:
                 continue
             try:
+                found = self._uploader.newest()
+                if found == newest and not is_due:
+                    continue
                 self._uploader.upload()
             except TakenOverError as error:
                 log.warning("%s", error)
@@ -432,5 +436,5 @@ class BackgroundUpload:
         names = ", ".join(list(left)[:3]) + (", ..." if len(left) > 3 else "")
         return (
             f"{error}. {len(left):,} files of the run are missing on the store ({names}); nothing is lost, all files"
-            f" are in {self._directory}: `--resume {self._url}` on this machine uploads the rest"
+            f" are in {self._directory}: `--resume {shell_word(self._url)}` on this machine uploads the rest"
         )

@@ -170,8 +170,7 @@ def _environment(run: RunDirectory) -> Iterator[str]:
 
 
 def _metrics(run: RunDirectory) -> Iterator[str]:
-    errors = metrics_errors(run.metrics) or list(_sealed(run, lambda name: name == METRICS_FILE))
-    yield from errors
+    yield from metrics_errors(run.metrics) or _sealed(run, lambda name: name == METRICS_FILE)
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[str]:

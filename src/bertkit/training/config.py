@@ -143,8 +143,9 @@ class OptimisationConfig(Settings):
         return self
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        stages = [getattr(each, "set", {}) for each in getattr(self, "stages", ())]
-        batches_differ = self.batch_ramp is not None or any("batch" in key for each in stages for key in each)
+        batches_differ = self.batch_ramp is not None or any(
+            "batch" in key for stage in self.stages for key in stage.set
+        )
         if self.schedule.clock == "sequences" and not batches_differ:
             why = "all batches have equally many sequences, so counting them is counting updates"
             yield UnreadKey("schedule.clock", why, "write clock: updates, or let batches grow (batch_ramp)")

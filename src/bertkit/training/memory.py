@@ -46,7 +46,7 @@ _EMBEDDING_BYTES = 8.0
 _INPUT_BYTES = 4.0
 """Bytes per value that a layer reads, which is all that a recomputed layer keeps."""
 _LOGIT_COPIES = 3
-"""Bytes of logits, probabilities and gradients that exist at the same time, in float32."""
+"""How often the logits exist at the same time, in float32: as logits, probabilities and gradients."""
 _CPU = torch.device("cpu")
 _TEXT_COPIES = 8
 """Bytes needed per byte of the sample when training a vocabulary."""
@@ -90,16 +90,13 @@ def training_memory(
     parameters = count_weights(model)
     drops = any(isinstance(part, Dropout) and part.rate for part in model.modules())
     features = sum(_features(each.encoder.executed_modules()) for each in models)
-    cells = sum(_cells(each, sequence_length, bf16=bf16, device=device, kernels=kernels) for each in models)
-    inputs = 0.0
+    cells_of = [_cells(each, sequence_length, bf16=bf16, device=device, kernels=kernels) for each in models]
+    cells, inputs = sum(map(sum, cells_of)), 0.0
     if recomputed:
         applied = [layer for each in models for layer in _applied_layers(each)]
         largest = max(_features([layer]) for layer in applied)
         features += largest - sum(_features([layer]) for layer in applied)
-        cells = max(
-            max(_cells_of_each(each, sequence_length, bf16=bf16, device=device, kernels=kernels), default=0.0)
-            for each in models
-        )
+        cells = max(max(own, default=0.0) for own in cells_of)
         inputs = sum(_INPUT_BYTES * each.encoder.width * len(_applied_layers(each)) for each in models)
     each_feature = _CUDA_FEATURE_BYTES if bf16 and device.type == "cuda" else _FEATURE_BYTES[bf16, drops]
     activations = micro_batch_tokens * (features * each_feature + inputs)
@@ -131,12 +128,7 @@ def _applied_layers(model: HeadedModel) -> list[nn.Module]:
     return [part for module in model.encoder.executed_modules() for part in module.modules() if part in layers]
 
 
-def _cells(model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device, kernels: bool) -> float:
-    """Number of values that all attentions keep per token."""
-    return sum(_cells_of_each(model, sequence_length, bf16=bf16, device=device, kernels=kernels))
-
-
-def _cells_of_each(
+def _cells(
     model: HeadedModel, sequence_length: float, *, bf16: bool, device: torch.device, kernels: bool
 ) -> list[float]:
     """Number of values that each attention keeps per token. With dropout: probabilities, mask and their product.

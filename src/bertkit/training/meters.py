@@ -19,7 +19,7 @@ import torch
 
 from bertkit.ranks import Ranks
 from bertkit.training.loss_terms import LossTerms, TermTotal
-from bertkit.training.step import StepOutcome
+from bertkit.training.step import StepOutcome, merged
 
 
 def peak_memory_mb() -> float:
@@ -53,8 +53,7 @@ class WindowMeter:
     def add(self, outcome: StepOutcome, *, computed_seconds: float, waited_seconds: float, flops: float) -> None:
         """Add one step; a skipped one has time and tokens but no loss."""
         if outcome.finite:
-            for name, term in outcome.terms.items():
-                self.terms[name] = self.terms[name] + term if name in self.terms else term
+            self.terms = merged([self.terms, outcome.terms])
             self.gradient_norm = outcome.gradient_norm
         self.skipped += not outcome.finite
         self.steps += 1

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import DataError
 from bertkit.run.checkpoint import Checkpoint, checkpoint_name, list_checkpoints, load_checkpoint
+from bertkit.training.generators import restore_generators
 from bertkit.training.saved_batch import BATCH, DIRECTORY, unpacked
 from bertkit.training.trainer import Trainer
 
@@ -103,10 +104,10 @@ def replay(trainer: Trainer[Any], saved: Checkpoint) -> Found:
     trainer.divergence.forget()  # a skipped update is computed, not skipped
     with trainer.session(), closing(trainer.batches()) as updates:
         next(updates)  # starts the stage; the batch itself is not needed
-        torch.set_rng_state(saved.tensors["generators"]["cpu"])
+        restore_generators(saved.tensors["generators"], trainer.engine.device)
         found.weight = next((name for name, each in trainer.weights().items() if not _is_finite(each)), None)
         with _watched(trainer.model, found):
-            outcome = trainer.update(_counted(batches, found))
+            outcome = trainer.update(_Counted(batches, found))
     found.terms = {name: total.sum for name, total in outcome.terms.items()}
     found.term = next((name for name, value in found.terms.items() if not _is_finite(torch.tensor(value))), None)
     found.gradient_norm, found.finite = outcome.gradient_norm, outcome.finite
@@ -118,19 +119,15 @@ def replay(trainer: Trainer[Any], saved: Checkpoint) -> Found:
 class _Counted(list[Any]):
     """Micro-batches that record which one is being computed, until something is found."""
 
-    found: Found
+    def __init__(self, batches: list[Any], found: Found) -> None:
+        super().__init__(batches)
+        self.found = found
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(super().__iter__(), start=1):
             if self.found.layer is None and self.found.parameter is None:
                 self.found.micro_batch = number
             yield batch
-
-
-def _counted(batches: list[Any], found: Found) -> _Counted:
-    counted = _Counted(batches)
-    counted.found = found
-    return counted
 
 
 @contextmanager

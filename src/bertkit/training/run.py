@@ -23,7 +23,7 @@ from bertkit.hub import model_commits, pin_datasets, pin_models, task_commits
 from bertkit.progress import Progress
 from bertkit.ranks import RanksNeededError, TorchrunEnvironment, current
 from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.hashing import require_same_result, what_hash
+from bertkit.recipe.hashing import differing_values, require_same_result, what_hash
 from bertkit.recipe.header import RecipeHeader
 from bertkit.recipe.old_keys import new_key
 from bertkit.recipe.resolve import Override, base_of
@@ -34,6 +34,7 @@ from bertkit.run.directory import RunDirectory, RunIdentity
 from bertkit.run.find import run_of_suite, run_to_resume
 from bertkit.run.finished import Objection, changed_fingerprints, finished_before
 from bertkit.run.follower import ReadOnlyRun
+from bertkit.run.trackers import leaves
 from bertkit.run.verify import model_errors
 from bertkit.training.divergence import RolledBackError
 from bertkit.training.trainer import Trainer
@@ -252,19 +253,8 @@ def compare_ranks(recipe: RecipeHeader, fingerprints: Mapping[str, str | None]) 
     """
     ranks = current()
     if ranks.count > 1:
-        settings = {f"recipe.{key}": value for key, value in _flat(recipe.model_dump(mode="json")).items()}
+        settings = dict(leaves(recipe.model_dump(mode="json"), ".", "recipe."))
         ranks.require_same({**settings, **fingerprints, "code": code_sha256()[:16]})
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a tree of settings, by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def resumed_recipe(arguments: RunArguments[RunRecipe], run: RunDirectory) -> RunRecipe:
@@ -310,7 +300,7 @@ _SPEED_ALONE = frozenset(
         "save_every_steps",
     }
     | {"evaluate_every_steps", "feature_store_gb", "teacher_store_gb", "ranks", "rank_timeout_seconds", "shard"}
-    | {"executor", "jobs", "report_to"}
+    | {"executor", "jobs", "report_to", "expected_files"}
 )
 """Engine settings that affect neither the results nor the remaining files."""
 
@@ -336,7 +326,7 @@ def finished_of(
 
     def differs(run: RunDirectory) -> str | None:
         before, now = (_engine(each) for each in (arguments.recorded(run), recipe))
-        keys = sorted(key for key in now if key not in _SPEED_ALONE and before.get(key) != now[key])
+        keys = [key for key, _, _ in differing_values(before, now) if key not in _SPEED_ALONE]
         return f"another engine.{' and engine.'.join(keys)}" if keys else objection(run)
 
     if arguments.fresh:

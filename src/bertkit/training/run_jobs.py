@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from bertkit.jobs.job import DoneJob, Job
@@ -40,14 +41,10 @@ def run_jobs(
     if first is None:
         return
 
-    def all_jobs() -> Iterable[Job]:
-        yield first
-        yield from waiting
-
     done: list[DoneJob] = []
     with executor_of(settings) as executor, StopRequest(minutes_until(moment)) as request:
         try:
-            for each in executor.run(all_jobs(), stop=lambda: request.reason):
+            for each in executor.run(chain([first], waiting), stop=lambda: request.reason):
                 check_files(each)
                 done.append(each)
                 log.info("%s is finished (%s)", each.job.name, each.worker)

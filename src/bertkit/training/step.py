@@ -129,9 +129,8 @@ class Step:
                 self._apply(
                     learning_rate, unless=not_finite([norm, *(loss.sum for part in parts for loss in part.values())])
                 )
-            tokens, totals = added(
-                ranks.gathered((sum(batch.num_tokens for batch in batches), merged(read_totals(parts))))
-            )
+            found = ranks.gathered((sum(batch.num_tokens for batch in batches), merged(read_totals(parts))))
+            tokens, totals = sum(own for own, _ in found), merged(own for _, own in found)
             gradient_norm = float(norm)
             sums = [gradient_norm, *(total.sum for total in totals.values())]
             finite = not skip and all(map(math.isfinite, sums))
@@ -250,17 +249,12 @@ def not_finite(numbers: Sequence[Tensor]) -> Tensor:
 
 
 def merged(parts: Iterable[Mapping[str, TermTotal]]) -> dict[str, TermTotal]:
-    """Each term's total over all micro-batches."""
+    """Each term's total over all micro-batches, or over all ranks."""
     totals: dict[str, TermTotal] = {}
     for found in parts:
         for term, total in found.items():
             totals[term] = totals[term] + total if term in totals else total
     return totals
-
-
-def added(parts: Sequence[tuple[int, dict[str, TermTotal]]]) -> tuple[int, dict[str, TermTotal]]:
-    """Number of tokens, and each term's total, over all ranks."""
-    return sum(tokens for tokens, _ in parts), merged(part for _, part in parts)
 
 
 @torch.no_grad()
@@ -276,9 +270,5 @@ def evaluate(
             continue
         with engine.autocast():
             parts.append(terms.losses(model, batch.to(engine.device)))
-    totals = {term: TermTotal(0.0, 0, 0) for term in terms.weights}
-    for part in read_totals(parts):
-        for term, total in part.items():
-            totals[term] += total
-    _, totals = added([(0, own) for own in ranks.gathered(totals)])
-    return totals
+    none = {term: TermTotal(0.0, 0, 0) for term in terms.weights}
+    return merged(ranks.gathered(merged([none, *read_totals(parts)])))

@@ -309,14 +309,9 @@ class Trainer(TrainerHooks[Batch]):
             self.run.path,
             now=lambda: self.ranks.seconds(time.monotonic),
         )
-        if self.clock is None:
-            yield
-            return
-        try:
+        with nullcontext() if self.clock is None else closing(self.clock):
             self._mark_time()
             yield
-        finally:
-            self.clock.close()
 
     def _mark_time(self) -> None:
         """Record the start of the next update; if there is no time for it, the run ends with the last one."""

@@ -42,18 +42,8 @@ def pairs_library() -> ctypes.CDLL | None:
         return None
     pointer, size, real, switch = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int32
     library.pairs_list.restype = switch
-    library.pairs_list.argtypes = [
-        pointer,
-        pointer,
-        size,
-        *[pointer] * 2,
-        size,
-        real,
-        real,
-        switch,
-        size,
-        *[pointer] * 2,
-    ]
+    two = [pointer, pointer]
+    library.pairs_list.argtypes = [*two, size, *two, size, real, real, switch, size, *two]
     return library
 
 
