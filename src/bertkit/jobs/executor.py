@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from bertkit.errors import DataError, StoppedError
@@ -55,10 +54,9 @@ class Executor(ABC, Generic[Handle]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    @abstractmethod
+    def __exit__(self, *error: object) -> None:
+        """End the workers."""
 
     def run(
         self,

@@ -143,9 +143,8 @@ def reply_of(job: Job, place: Place) -> Reply:
     except KeyboardInterrupt:
         return Reply(worker, error=StoppedError(f"interrupted in {job.name}"))
     except Exception as bug:
-        is_machines = isinstance(bug, OSError) or is_out_of_memory(bug)
         told = f"{type(bug).__name__}: {bug if isinstance(bug, OSError) else first_line(bug)}"
-        if is_machines:
+        if isinstance(bug, OSError) or is_out_of_memory(bug):
             told = "; ".join([told, *getattr(bug, "__notes__", ())])
             return Reply(worker, error=DataError(f"{job.name}: {told} ({worker}); check its disk and memory"))
         return Reply(worker, bug=told, trace=traceback.format_exc())

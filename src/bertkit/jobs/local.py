@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 
 from bertkit.errors import StoppedError
 from bertkit.jobs.executor import Executor, WorkerLostError
@@ -46,9 +45,7 @@ class LocalExecutor(Executor[_Worker]):
         self._fresh_process = fresh_process
         self._idle: list[_Worker] = []
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end([])
 
     def _submit(self, job: Job) -> _Worker:

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Self
 
 from bertkit.errors import DataError, StoppedError, UsageError, first_line
@@ -89,9 +88,7 @@ class RayExecutor(Executor[Any]):
         log.info("Ray: %d jobs at a time, %d threads each, at %s", self.jobs, self.place.threads, address or "local")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._messages:
             self._ray.shutdown()
 

@@ -98,12 +98,10 @@ def fetched_directory(
     root.mkdir(parents=True, exist_ok=True)
     directory = root / identity_hash([str(url), versions])
     with one_at_a_time(directory.with_name(f".{directory.name}.lock"), directory):
-        if directory.is_dir():  # a machine that crashed may have left it without the content of its files
-            fetch_into(store, files, directory, progress=progress)
-        else:
-            writing = directory.with_name(f".{directory.name}.writing")
-            fetch_into(store, files, writing, progress=progress)
-            os.rename(writing, directory)
+        # A machine that crashed may have left a directory without the content of its files.
+        writing = directory if directory.is_dir() else directory.with_name(f".{directory.name}.writing")
+        fetch_into(store, files, writing, progress=progress)
+        os.rename(writing, directory)
     return directory
 
 
