@@ -87,7 +87,11 @@ def test_tokens_that_other_files_add_to_a_vocabulary_are_read(listed: str, share
     shutil.copy(shared_data / "vocabularies" / "bert-base-uncased" / "vocab.txt", tmp_path)
     write(tmp_path, config={"model_type": "bert"})
     if listed == "added_tokens.json":
-        write(tmp_path, added_tokens=ADDED, special_tokens_map={"additional_special_tokens": ["<e1>", "</e1>"]})
+        write(
+            tmp_path,
+            added_tokens=ADDED,
+            special_tokens_map={"additional_special_tokens": ["<e1>", "</e1>"]},
+        )
     else:
         decoder = {
             str(number): {"content": token, "special": "e1" in token, "normalized": "e1" not in token}
@@ -97,6 +101,8 @@ def test_tokens_that_other_files_add_to_a_vocabulary_are_read(listed: str, share
     tokenizer = assert_read_as_by_transformers(tmp_path)
     assert set(ADDED.values()) <= set(tokenizer.encode_batch(["Foo Bar </e1><e1>"])[0])
     assert set(ADDED.values()) & tokenizer.special_ids == {30_522, 30_523}
+    write(tmp_path, special_tokens_map={"additional_special_tokens": [{"content": "<e1>"}, {"content": "</e1>"}]})
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -104,6 +110,7 @@ def test_tokens_that_other_files_add_to_a_vocabulary_are_read(listed: str, share
     [
         ({"added_tokens": {"<e1>": 30_530}}, r"'<e1>' has id 30530, but would get 30522 after vocab\.txt"),
         ({"added_tokens": {"the": 30_522}}, r"'the' has id 30522, but would get 1996"),
+        ({"added_tokens": {"<e1>": "first"}}, r"not a readable tokenizer file"),
         ({"tokenizer_config": {"added_tokens_decoder": {"x": 3}}}, r"tokenizer_config\.json: not a readable"),
         ({"tokenizer_config": {"word_tokenizer_type": "mecab"}}, "word_tokenizer_type is 'mecab'.* only 'basic'"),
     ],

@@ -281,7 +281,8 @@ class Tokenizer:
         `plain_backend`).
         """
         if self._encoder is None:
-            self._encoder = PlainEncoder(self.plain_backend)
+            # Reading a backend takes seconds for large vocabularies, and PlainEncoder makes a plain one itself.
+            self._encoder = PlainEncoder(self.plain_backend if self._markers else self.backend)
         return self._encoder.encode(texts)
 
     def offsets_plain(self, texts: Sequence[str]) -> list[Int64Array]:
@@ -318,20 +319,21 @@ class Tokenizer:
         return None if found is None else int(found)
 
     @cached_property
-    def plain_backend(self) -> tokenizers.Tokenizer:
-        """The same tokenizer for texts in which a special token that is written out is text.
+    def _markers(self) -> set[int]:
+        """Special tokens that were added behind the vocabulary without a role in sequences, such as marks around
+        entities: they can only be meant for use in texts."""
+        found = {i for i in self.special_ids if i >= self.backend.get_vocab_size(with_added_tokens=False)}
+        found -= {*map(self._role_id, self.roles), *self.sentinel_ids}
+        return found.difference(*(framed.ids for framed in self.backend.encode_batch(["a", ("a", "a")])))
 
-        Special tokens that were added behind the vocabulary without a role in sequences, such as marks around entities,
-        can only be meant for use in texts, and are recognised.
-        """
-        markers = {i for i in self.special_ids if i >= self.backend.get_vocab_size(with_added_tokens=False)}
-        markers -= {*map(self._role_id, self.roles), *self.sentinel_ids}
+    @cached_property
+    def plain_backend(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, but special tokens written out in a text are text, except marks for texts."""
         content = self.backend.to_str()
-        if markers:
-            markers.difference_update(*(framed.ids for framed in self.backend.encode_batch(["a", ("a", "a")])))
+        if self._markers:
             settings = json.loads(content)
             for token in settings["added_tokens"]:
-                token["special"] &= token["id"] not in markers
+                token["special"] &= token["id"] not in self._markers
             content = json.dumps(settings)
         backend = tokenizers.Tokenizer.from_str(content)
         backend.encode_special_tokens = True

@@ -217,9 +217,10 @@ def _add_listed_tokens(backend: Backend, path: Path, names: dict[str, Any]) -> N
 
 def _listed_tokens(names: dict[str, Any], older: dict[str, int]) -> Iterator[tuple[int, AddedToken]]:
     """The tokens of both files by id; the newer file, `names`, also has their options."""
-    special = [*(names.get("additional_special_tokens") or []), *(names.get(f"{role}_token") for role in ROLES)]
+    named = [*(names.get("additional_special_tokens") or []), *(names.get(f"{role}_token") for role in ROLES)]
+    special = [each["content"] if isinstance(each, dict) else each for each in named]
     for content, number in older.items():
-        yield number, AddedToken(content, special=content in special, normalized=content not in special)
+        yield int(number), AddedToken(content, special=content in special, normalized=content not in special)
     for number, token in (names.get("added_tokens_decoder") or {}).items():
         yield (
             int(number),

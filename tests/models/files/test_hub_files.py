@@ -418,6 +418,11 @@ def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:
             find_model(name)
 
 
+def test_an_embedder_of_which_only_an_adapter_is_there_is_told_so(saved: Path) -> None:
+    (saved / "config.json").rename(saved / "adapter_config.json")
+    assert re.search(r"config\.json: does not exist: adapter_config\.json is of an adapter; merge", refused(saved))
+
+
 def test_checkpoints_below_a_place_without_a_model_are_named(saved: Path, tmp_path: Path) -> None:
     saved.rename(tmp_path / "checkpoint-20")
     with pytest.raises(DataError, match=r"no model here.*: give a checkpoint, such as .*checkpoint-20$"):

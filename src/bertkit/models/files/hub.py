@@ -37,6 +37,7 @@ from bertkit.models.files.model_files import (
     find_weights,
     is_model,
     read_weights,
+    what_is_there,
     write_safetensors,
 )
 from bertkit.models.files.untrained import untrained_parts
@@ -154,6 +155,8 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
         DataError: the file is damaged, its model type is unknown, or a setting is invalid.
     """
     path = directory / CONFIG_FILE
+    if not path.exists():
+        raise DataError(f"{path}: does not exist{what_is_there(directory)}")
     contents = read_json(path)
     kind = _KINDS.get(_model_type(contents) or "")
     if kind is None:

@@ -224,7 +224,7 @@ def find_model(model: str, *, offline: bool = False) -> Path:
         if is_model(directory):
             return directory
     if path.exists():
-        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){_what_is_there(path)}")
+        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){what_is_there(path)}")
     if (earlier := earlier_version(path)) is not None:
         raise DataError(
             f"{model}: does not exist: a process was killed while it replaced this directory; its earlier version is"
@@ -244,7 +244,7 @@ def find_model(model: str, *, offline: bool = False) -> Path:
     return directory
 
 
-def _what_is_there(path: Path) -> str:
+def what_is_there(path: Path) -> str:
     """What a directory without a model contains instead, as the end of a message; empty if that is unknown."""
     if (path / _ADAPTER).is_file():
         return f": {_ADAPTER} is of an adapter; merge it into its model (PEFT: merge_and_unload), and save that"
@@ -328,7 +328,7 @@ def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
     except hub_errors() as error:
         raise DataError(f"{shown}: no directory of this name, and {refusal(error, 'model')}") from error
     if not is_model(directory):
-        raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}{_what_is_there(directory)}")
+        raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}{what_is_there(directory)}")
     return directory
 
 
