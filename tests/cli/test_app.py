@@ -105,6 +105,8 @@ def test_no_arguments_show_the_help_and_count_as_wrong_usage(bertkit) -> None:
         (["eval", "RUN"], "see `bertkit eval RUN --help`, for example `bertkit eval RUN --data new.csv`"),
         (["recipes", "show", "bert", "--set"], "requires an argument"),
         (["recipes", "list", "extra"], "unexpected extra argument"),
+        (["finetune", "--train", "a.csv", "--kind", "taging"], "did you mean tagging?"),
+        (["finetune", "--train", "a.csv", "--kind", "token-classification"], "did you mean tagging?"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_the_nearest_name(bertkit, arguments: list[str], message: str) -> None:

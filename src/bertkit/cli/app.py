@@ -356,7 +356,11 @@ def _with_value(text: str, cause: BaseException | None) -> str:
     the nearest valid one."""
     given, choice, known = text.partition(" is not one of ")
     if choice:
-        near = get_close_matches(given.split("'")[-2], re.findall(r"'([^']*)'", known), n=1)
+        from bertkit.tasks.spec import other_name
+
+        name, names = given.split("'")[-2], re.findall(r"'([^']*)'", known)
+        elsewhere = other_name(name)
+        near = [elsewhere] if elsewhere in names else get_close_matches(name, names, n=1)
         text = text.rstrip(".") + (f"; did you mean {near[0]}?" if near else "")
     elif errors := getattr(cause, "errors", None):
         text = f"{text.partition(', unable to parse')[0].rstrip('.')}, got {errors()[0]['input']!r}"

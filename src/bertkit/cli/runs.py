@@ -59,7 +59,7 @@ def list_runs(*, common: Output) -> None:
         console.info(header)
     for line in shown:
         result(line)
-    console.info(f"{len(rows)} runs in {runs_root()}; `bertkit runs show RUN` shows one")
+    console.info(f"{len(rows)} run{'' if len(rows) == 1 else 's'} in {runs_root()}; `bertkit runs show RUN` shows one")
 
 
 def show_run(run: RunName, *, common: Output) -> None:

@@ -37,7 +37,7 @@ from bertkit.tasks.readers.load import READERS
 from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.table import rows_or_bad
 from bertkit.tasks.span import THRESHOLD, Span
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import ending
 from bertkit.text.tokenizer_files import load_tokenizer
 
 SUITE = "data"
@@ -180,10 +180,7 @@ def read_labelled(
 
 def _is_plain_table(path: Path, reading: TableReadOptions) -> bool:
     """Whether a file is a table, not an official file; MNLI's and SNLI's JSON Lines have a field `gold_label`."""
-    bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    if bare.suffix.lower() not in (".csv", ".parquet", ".jsonl"):
-        return False
-    return "gold_label" not in _first_row(path, reading)
+    return ending(path) in (".csv", ".parquet", ".jsonl") and "gold_label" not in _first_row(path, reading)
 
 
 def _first_row(path: Path, reading: TableReadOptions) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import parquet_rows, rows_or_bad
-from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES, read_text
+from bertkit.text.lines import MAX_LINE_BYTES, ending, read_text
 
 Form = Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"]
 _SUFFIXES: dict[str, Form] = {
@@ -130,8 +130,7 @@ def form_of(path: Path | None, form: Form | None, kind: Kind) -> Form | None:
         UsageError: a format that models of this kind do not read.
     """
     if form is None and path is not None:
-        bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-        form = _SUFFIXES.get(bare.suffix.lower(), "text")
+        form = _SUFFIXES.get(ending(path), "text")
     if form is not None and _READ_BY.get(form, kind) != kind:
         raise UsageError(
             f"{path or '--format'}: {form} is for {_READ_BY[form]} models, this model is for {kind}; name another"
@@ -186,11 +185,10 @@ def open_input(
         raise UsageError("--format parquet: is read from a file, not from a pipe; give its path")
     if path is not None:
         require_input_file(path)
-        bare = path.with_suffix("") if path.suffix in COMPRESSIONS else path
         if form == "parquet":
             reading.only(path, "skip_bad_rows")
             return parquet_rows(path)
-        if form in ("csv", "tsv") and form == _SUFFIXES.get(bare.suffix.lower()):
+        if form in ("csv", "tsv") and form == _SUFFIXES.get(ending(path)):
             return rows_or_bad(path, reading, left_out)
     if form == "document":
         text = _decoded(stream.read(), reading.encoding) if path is None else read_text(path, reading.encoding)

@@ -18,7 +18,7 @@ from bertkit.files import sha256_of
 from bertkit.probing.sentences import Sentence
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers.columns import read_conllu
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import ending
 from bertkit.text.sentences import split_sentences
 from bertkit.text.sources import open_corpus
 
@@ -93,8 +93,7 @@ def existing(source: str, *, option: str = "--data") -> Path:
 
 def is_treebank(source: str) -> bool:
     """Whether a source's name is that of a CoNLL-U treebank."""
-    path = Path(source)
-    return (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix == TREEBANK
+    return ending(Path(source)) == TREEBANK
 
 
 class _Counter:

@@ -33,7 +33,7 @@ from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers.columns import is_iob, read_conll
 from bertkit.tasks.readers.common import field, json_rows, text_in
 from bertkit.tasks.readers.trees import read_trees
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import ending
 
 SPANS = "-spans"
 """Name suffix of tasks that predict the types of given spans; such a task only runs if it is named."""
@@ -76,7 +76,7 @@ def read_labelled(path: Path, task: str | None = None) -> list[LabelledSentence]
     """
     if is_treebank(str(path)):
         return _treebank(path)
-    if (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix == ".jsonl":
+    if ending(path) == ".jsonl":
         return _edges(path, task or task_of_file(path))
     return _columns(path)
 
