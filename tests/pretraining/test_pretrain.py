@@ -301,7 +301,7 @@ def test_a_diverged_run_ends_with_exit_code_4(bertkit: Bertkit, tmp_path: Path) 
 
 def test_a_damaged_checkpoint_is_named_and_the_older_one_used(bertkit: Bertkit, tmp_path: Path) -> None:
     recipe, text = write_recipe(tmp_path)
-    words = ["pretrain", recipe, "--data", text, "--set", "engine.keep_checkpoints=30"]
+    words = ["pretrain", recipe, "--data", text, "--set", "engine.keep_checkpoints=all"]
     assert bertkit(*words, "--run-dir", tmp_path / "straight").code == 0
     run = tmp_path / "run"
     assert bertkit(*words, "--run-dir", run).code == 0

@@ -294,6 +294,18 @@ def test_a_run_without_checkpoints_removes_them_only_once_it_is_recorded_as_done
     assert not again.run.checkpoints.exists()
 
 
+@pytest.mark.parametrize(("kept", "number"), [(1, 1), (2, 2), (100, 3), ("all", 3)])
+def test_as_many_checkpoints_are_kept_as_wanted_and_a_plan_counts_one_more(
+    tmp_path: Path, kept: Any, number: int
+) -> None:
+    loop = begun(tmp_path)
+    config = EngineConfig(device="cpu", precision="fp32", save_every_steps=3, keep_checkpoints=kept)
+    loop.engine = resolve_engine(config)
+    trained(loop)
+    assert len(list_checkpoints(loop.run.checkpoints)) == number
+    assert loop.engine.intervals.most_checkpoints(STEPS) == number + 1
+
+
 def test_the_time_limit_includes_what_comes_before_the_first_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,5 +222,7 @@ def planned_trained_teacher(recipe: DistillTextRecipe, teacher: HeadedModel) -> 
                     state_bytes=recipe.optimisation.optimizer.state_bytes,
                 )
                 memory = max(memory, terms, key=lambda each: sum(each.values()))
-                disk_bytes = float(parameters * CHECKPOINT_BYTES * (engine.intervals.keep_checkpoints + 1))
+                disk_bytes = float(
+                    parameters * CHECKPOINT_BYTES * engine.intervals.most_checkpoints(recipe.optimisation.steps)
+                )
     return PlannedTeacher(recipe.teachers[0], parameters, flops, memory, disk_bytes)

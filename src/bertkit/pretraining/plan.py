@@ -101,8 +101,8 @@ def pretraining_plan(
         beside = 0.0 if teacher is None else teacher.flops / _flops(whole)
         stretches = _within(whole, hours * 3600 * planned_rate(engine) / (1 + beside), optimizer_flops)
         teacher = None if teacher is None else replace(teacher, flops=beside * _flops(stretches))
-    kept, models = engine.intervals.keep_checkpoints + 1, 1 + len(recipe.engine.models_at_words)
     steps = sum(each.steps for each in stretches)
+    kept, models = engine.intervals.most_checkpoints(steps), 1 + len(recipe.engine.models_at_words)
     tokens = sum(each.steps * each.step_tokens for each in stretches)
     cost = PlannedCost(
         parameters=parameters,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,10 @@ class Intervals:
     log_every_steps: int = 20
     save_every_steps: int = 1000
     keep_checkpoints: int = 2
+
+    def most_checkpoints(self, steps: int) -> int:
+        """At most how many a run of so many updates has on disk at a time: one may be being written, or be a stop's."""
+        return min(max(1, self.keep_checkpoints) + 1, max(1, math.ceil(steps / self.save_every_steps)))
 
 
 TASK_INTERVALS = Intervals(log_every_steps=10, save_every_steps=500, keep_checkpoints=0)
@@ -89,7 +94,9 @@ def resolve_engine(config: EngineConfig, auto: Intervals = Intervals()) -> Engin
         device = torch.device("cuda", launch.local_rank)
     default_tokens = _cuda_micro_batch_tokens(device) if device.type == "cuda" else _CPU_MICRO_BATCH_TOKENS
     spare_cores = usable_cores() - 1
-    given = {name: getattr(config, name) for name in vars(auto) if getattr(config, name) != "auto"}
+    given = {name: value for name in vars(auto) if (value := getattr(config, name)) != "auto"}
+    if given.get("keep_checkpoints") == "all":
+        given["keep_checkpoints"] = sys.maxsize
     return Engine(
         device=device,
         bf16=multiplies_bf16(device) if config.precision == "auto" else config.precision == "bf16",

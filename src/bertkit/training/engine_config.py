@@ -68,9 +68,10 @@ class EngineConfig(ExecutorSettings):
     save_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="Updates between two checkpoints; auto: 1000 on text, 500 on a task."
     )
-    keep_checkpoints: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+    keep_checkpoints: Annotated[int, Field(ge=0)] | Literal["auto", "all"] = Field(
         "auto",
-        description="Number of newest checkpoints to keep; 0: none after the run; auto: 2 on text, 0 on a task.",
+        description="Number of newest checkpoints to keep, or all; 0: none after the run; auto: 2 on text, 0 on a"
+        " task.",
     )
     models_at_words: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list,
