@@ -152,14 +152,13 @@ class Predictor:
             recipe = _with_vectors(contents, _with_sigmoid(plain, contents, directory))
         found = recipe.spec
         if not has_head(config, contents, found.head) and not has_vector_head(contents):
+            word = shell_word(name)
             if found.kind == "embedding":
                 raise DataError(
-                    f"{name}: computes vectors and predicts no label; `bertkit embed --model {shell_word(name)}` embeds"
-                    " texts"
+                    f"{name}: computes vectors and predicts no label; embed with `bertkit embed --model {word}`"
                 )
             raise DataError(
-                f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {shell_word(name)}` makes"
-                " one"
+                f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {word}` makes one"
             )
         names = Labels.from_hub(contents).names if spec is None else names_in_order(contents, spec, name)
         # Without the contents of config.json, `names` keep the order of the model's outputs.
