@@ -232,6 +232,13 @@ def test_damaged_tokenizers_are_named(tmp_path: Path, name: str, content: str, f
         load_tokenizer(tmp_path)
 
 
+def test_the_tokenizer_of_a_run_is_that_of_its_model(tmp_path: Path) -> None:
+    tokenizer = learnt("wordpiece")
+    save_tokenizer(tokenizer, tmp_path / "model")
+    (tmp_path / "run.json").write_text("{}")
+    assert load_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
+
+
 @pytest.mark.parametrize("name", ["no/such/path", "./absent", "absent.json", "no-such-model-anywhere"])
 def test_an_absent_tokenizer_is_a_data_fault(name: str) -> None:
     with pytest.raises(DataError, match=r"not found|no file or directory"):

@@ -58,7 +58,7 @@ class TokenizerConfig(Settings):
     )
     path: str | None = Field(
         None,
-        description="Existing tokenizer to use unchanged: a directory, a tokenizer.json, a vocab.txt or a Hub id. Of"
+        description="Existing tokenizer to use unchanged: a model or run, a tokenizer.json, a vocab.txt or a Hub id. Of"
         " the other settings, only add_tokens and what it needs are then read.",
     )
     sentinels: int = Field(

@@ -122,7 +122,8 @@ def template(tokenizer: Tokenizer, name: str) -> processors.TemplateProcessing:
 
 
 def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
-    """Load a directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or `NAME`).
+    """Load a model or run directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or
+    `NAME`).
 
     Raises:
         DataError: no such tokenizer, a damaged file, or a Hub id that is neither cached nor reachable.
@@ -139,9 +140,10 @@ def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
 
 
 def _load_directory(directory: Path, shown: str | None = None) -> Tokenizer:
-    for file in READ_FIRST:
-        if (directory / file).is_file():
-            return _load_file(directory / file)
+    for place in (directory, directory / "model"):  # the second in a run directory
+        for file in READ_FIRST:
+            if (place / file).is_file():
+                return _load_file(place / file)
     raise DataError(
         f"no tokenizer in {shown or directory}: expected tokenizer.json, vocab.txt, vocab.json with merges.txt,"
         f" or one of {', '.join(SENTENCEPIECE_FILES)}"
