@@ -117,6 +117,18 @@ def test_files_of_a_directory_or_a_glob_are_counted_like_named_ones(
     assert {plan["vocabulary"]["at_most"] for plan in plans} == {False}
 
 
+def test_metadata_of_json_lines_are_not_counted_as_text(
+    bertkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertkit.pretraining.plan._COUNTED_BYTES", 2_000)
+    documents = [f"the dog number {number} sleeps" for number in range(400)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    rows = [json.dumps({"url": "x" * (50 + len(text)), "text": text}) for text in documents]
+    (tmp_path / "text.jsonl").write_text("\n".join(rows))
+    plain, records = (planned(bertkit, tmp_path, "--data", tmp_path / f"text.{form}")[0] for form in ("txt", "jsonl"))
+    assert records["text_passes"] == pytest.approx(plain["text_passes"], rel=0.1)
+
+
 def test_a_text_that_is_not_there_is_told_and_the_rest_is_planned(bertkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("one line\n")
     plan, told = planned(bertkit, tmp_path, "--data", tmp_path / "text.txt")

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from bertkit.pretraining.stages import Stage, multi_rank_obstacle, stages_of
 from bertkit.recipe.hashing import name_and_hash
 from bertkit.stores.url import is_url
 from bertkit.text.added_tokens import extended
-from bertkit.text.lines import COMPRESSIONS
+from bertkit.text.lines import COMPRESSIONS, ending, read_lines
 from bertkit.text.sources import local_files, open_corpus
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -49,6 +50,8 @@ _BYTES_OF_A_TOKEN = 4.5
 """For English text, if the tokenizer is not there yet."""
 _COUNTED_BYTES = 1_000_000
 """Size of the beginning of the text whose tokens are counted."""
+_SAMPLED_LINES = 1000
+"""Lines of a JSON Lines file, of which the share of text is measured."""
 _COMPRESSED_RATIO = 3.0
 """Bytes of text per byte of its compressed file."""
 SAMPLED_MEGABYTES = 8.0
@@ -195,17 +198,33 @@ def _text_tokens(recipe: Recipe, files: Sequence[Path], tokenizer: Tokenizer | N
         return float(TokenShards.open(shards_directory(recipe.data.sources[0])).tokens)
     if not files:
         return None
-    ratios = [_COMPRESSED_RATIO if file.suffix in COMPRESSIONS else 1.0 for file in files]
-    size = sum(ratio * file.stat().st_size for file, ratio in zip(files, ratios, strict=True))
+    records = next((file for file in files if ending(file) == ".jsonl"), None)
+    text_share = 1.0 if records is None else _text_share(records, recipe, offline=offline)
+    size = 0.0
+    for file in files:
+        ratio = _COMPRESSED_RATIO if file.suffix in COMPRESSIONS else 1.0
+        size += ratio * file.stat().st_size * (text_share if ending(file) == ".jsonl" else 1.0)
     if tokenizer is None:
         return size / _BYTES_OF_A_TOKEN
     read, tokens = 0, 0
     for document in open_corpus(recipe.data.sources, recipe.data.reading, offline=offline).documents():
-        read += sum(len(line.encode("utf-8", "surrogatepass")) + 1 for line in document)
+        read += _bytes(document)
         tokens += len(tokenizer.encode_plain(document)[0]) + 1  # most layouts have a separator between documents
         if read >= _COUNTED_BYTES:
             return size * tokens / read
     return float(tokens) if tokens else None
+
+
+def _text_share(records: Path, recipe: Recipe, *, offline: bool) -> float:
+    """The share of a JSON Lines file that is text: its first lines' documents, divided by these lines."""
+    lines = next(read_lines(records, recipe.data.reading.encoding), [])[:_SAMPLED_LINES]
+    documents = open_corpus([str(records)], recipe.data.reading, offline=offline).documents()
+    text = sum(_bytes(document) for document in islice(documents, len(lines)))
+    return min(1.0, text / max(1, _bytes(lines)))
+
+
+def _bytes(lines: Sequence[str]) -> int:
+    return sum(len(line.encode("utf-8", "surrogatepass")) + 1 for line in lines)
 
 
 def _warn_of_passes(recipe: Recipe, steps: int, passes: float) -> None:

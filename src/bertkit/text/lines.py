@@ -15,6 +15,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,7 +61,7 @@ def read_lines(path: Path, encoding: str | None = None, *, errors: str = "strict
     first = next(chunks, b"")
     if encoding is None and is_utf_16(first):
         encoding = "utf-16"
-        log.info("%s: is read as UTF-16, according to its first bytes", path)
+        _say_utf_16(path)
     chunks = chain([first], chunks)
     if encoding is not None and codecs.lookup(encoding).name != "utf-8":
         yield from _decoded_lines(path, chunks, encoding, errors)
@@ -229,6 +230,11 @@ _DECOMPRESSED: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
     ".zst": _zstandard,
 }
 COMPRESSIONS = tuple(_DECOMPRESSED)
+
+
+@cache  # a text is read several times
+def _say_utf_16(path: Path) -> None:
+    log.info("%s: is read as UTF-16, according to its first bytes", path)
 
 
 def ending(path: Path) -> str:
