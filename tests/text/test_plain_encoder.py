@@ -207,6 +207,20 @@ def test_threads_take_turns() -> None:
     assert [rows(each) for each in found] == [reference(tokenizer, each) for each in texts]
 
 
+@pytest.mark.parametrize("name", ["wordpiece-uncased", "bpe", "byte-bpe", "unigram"])
+def test_tokens_that_are_found_in_texts_as_they_are_written(name: str) -> None:
+    backend = tokenizers.Tokenizer.from_str(TOKENIZERS[name].backend.to_str())
+    mark = tokenizers.AddedToken("<e1>", normalized=False)
+    backend.add_tokens([mark, tokenizers.AddedToken("a cat", normalized=False, lstrip=True)])
+    encoder, tokenizer = PlainEncoder(backend), Tokenizer(backend, {})
+    assert encoder._cutting is not None
+    texts = [*english(20), "The <e1>reader of a cat", "<E1> a  cat", "<e1>", "", "a, cat", "of a cat, <e1>."]
+    assert rows(encoder.encode(texts)) == reference(tokenizer, texts)
+    assert rows(encoder.encode(texts)) == reference(tokenizer, texts)  # words are known now
+    backend.add_tokens([tokenizers.AddedToken("Read", normalized=True)])
+    assert PlainEncoder(backend)._cutting is None
+
+
 def test_a_tokenizer_whose_pieces_cross_spaces_is_used_as_it_is() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a b": 0, "[UNK]": 1}, unk_token="[UNK]"))
     ids, lengths = PlainEncoder(backend).encode(["a b", "a"])

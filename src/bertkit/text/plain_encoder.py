@@ -60,6 +60,9 @@ class PlainEncoder:
         self._backend = tokenizers.Tokenizer.from_str(content)
         self._backend.encode_special_tokens = True
         self._cutting = word_cutting(settings)
+        # Tokens that the tokenizer finds in a text as it is written, such as marks around entities.
+        found = [re.escape(token["content"]) for token in settings["added_tokens"] if not token["special"]]
+        self._tokens_in_text = re.compile("|".join(found)) if found else None
         self._is_bert = _is_bert(settings)
         normalizers = {step["type"] for step in _steps(settings["normalizer"], "normalizers")}
         self._separates_accents = not normalizers.isdisjoint({"NFKC", "NFKD", "StripAccents"})
@@ -76,15 +79,20 @@ class PlainEncoder:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         if self._cutting is None:
             return _flattened(self._ids(texts))
-        if self._cutting == "bert":
-            return self._encode_words(self._bert_words(texts))
+        if self._cutting == "bert" and self._tokens_in_text is None:
+            return self._encode_words(self._words_of(texts))
         uneven = [k for k, text in enumerate(texts) if self._is_uneven(text)]
         if uneven:
             return self._encode_with_uneven(texts, uneven)
-        return self._encode_words(self._spaced_words(texts))
+        return self._encode_words(self._words_of(texts))
 
     def _is_uneven(self, text: str) -> bool:
-        """Whether the words of a text are not separated by single spaces, as written or after it is normalised."""
+        """Whether a text has a token that is found in texts, or its words are not separated by single spaces, as
+        written or after it is normalised. BERT separates words by any space."""
+        if self._tokens_in_text is not None and self._tokens_in_text.search(text) is not None:
+            return True
+        if self._cutting == "bert":
+            return False
         if _UNEVEN_SPACE.search(text) is not None:
             return True
         if text.isascii() or not self._separates_accents:
@@ -112,17 +120,19 @@ class PlainEncoder:
             content = content.replace(mark, separated)
         return content
 
-    def _spaced_words(self, texts: Sequence[str]) -> bytes:
+    def _words_of(self, texts: Sequence[str]) -> bytes:
+        if self._cutting == "bert":
+            return self._bert_words(texts)
         if self._cutting == "single-space":
             return " \n ".join(texts).encode()
         return "\0\n\0".join(texts).encode().replace(b" ", b"\0 ")
 
     def _encode_with_uneven(self, texts: Sequence[str], uneven: list[int]) -> tuple[Int64Array, Int64Array]:
-        """As `encode`; the texts at `uneven`, whose words are not separated by single spaces, are encoded whole."""
+        """As `encode`; the texts at `uneven`, which cannot be cut into words, are encoded whole."""
         ids_K = dict(zip(uneven, self._ids([texts[k] for k in uneven]), strict=True))
         even = [k for k in range(len(texts)) if k not in ids_K]
         if even:
-            flat_T, length_E = self._encode_words(self._spaced_words([texts[k] for k in even]))
+            flat_T, length_E = self._encode_words(self._words_of([texts[k] for k in even]))
             parts = np.split(flat_T, np.cumsum(length_E)[:-1])
             ids_K |= dict(zip(even, (part.tolist() for part in parts), strict=True))
         return _flattened([ids_K[k] for k in range(len(texts))])
@@ -179,12 +189,13 @@ def _is_bert(settings: dict[str, Any]) -> bool:
 
 
 def word_cutting(settings: dict[str, Any]) -> Cutting | None:
-    """Where texts may be cut such that the ids of the parts are the ids of the whole; None: nowhere.
+    """Where texts without added tokens may be cut such that the ids of the parts are those of the whole; None: nowhere.
 
     Args:
         settings: the content of tokenizer.json.
     """
-    if any(not token["special"] for token in settings["added_tokens"]) or settings["model"].get("dropout"):
+    in_normalised = any(not token["special"] and token["normalized"] for token in settings["added_tokens"])
+    if in_normalised or settings["model"].get("dropout"):
         return None
     cutting = _cutting_of(_steps(settings["pre_tokenizer"], "pretokenizers"))
     local = all(_is_local(step, cutting) for step in _steps(settings["normalizer"], "normalizers"))
