@@ -34,7 +34,7 @@ _NAMES = frozenset(
 )
 """Words in the metavars of options and arguments whose value is a name."""
 
-_CHOICES_WIDTH = 18
+_CHOICES_WIDTH = 16
 """Width at which a list of choices is broken, so that an option's name and help fit beside it in 80 columns."""
 
 
