@@ -54,10 +54,12 @@ def test_every_command_of_the_page_works(
     table("my-pairs.csv", "first,second,score", [f"{TEXTS[n]},{TEXTS[n + 1]},{n}" for n in range(6)])
     table("duplicates.csv", "sentence1,sentence2,label", [f"{TEXTS[n]},{TEXTS[n + 1]},{n % 2}" for n in range(6)])
     table("triplets.csv", "anchor,positive,negative", [f"{TEXTS[n]},{TEXTS[n]},{TEXTS[n + 1]}" for n in range(6)])
+    articles = [json.dumps({"text": text, "year": 2019 + n % 2, "language": "en"}) for n, text in enumerate(TEXTS)]
+    table("articles.jsonl", articles[0], articles[1:])
     words = sorted({word for text in TEXTS for word in text.split()})
     (tmp_path / "glove.txt").write_text("".join(f"{word} {n % 5} {n % 3} 1\n" for n, word in enumerate(words)))
     found = commands()
-    assert len(found) == 21
+    assert len(found) == 23
     for words in found:
         done = bertkit(*words)
         assert done.code == 0, (words, done.stderr)
