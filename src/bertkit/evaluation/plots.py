@@ -7,7 +7,8 @@ labels and titles. matplotlib is only imported when a figure is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 SHADES = ("black", "0.35", "0.55")
 PANEL_WIDTH, PANEL_HEIGHT = 4.6, 3.8
 """Inches."""
+_LEGEND_ROW = 0.19
+"""Inches."""
+_LONGEST_OF_TWO = 24
+"""Characters of a label, of which two fit below a panel."""
 _MOST_NUMBERS = 20
 """A heat map with more rows or columns than this does not show its numbers."""
 _DARK = 0.6
@@ -74,15 +79,23 @@ def lines(axes: Axes, x: Sequence[float] | Float64Array, series: Mapping[str, Se
         )
     if len(series) > 1:
         # Below the axes: inside, lines might cross it.
-        columns = 1 if len(series) <= 3 else 2
         axes.legend(
             frameon=False,
             fontsize="small",
             loc="upper left",
             bbox_to_anchor=(0.0, -0.16),
-            ncols=columns,
+            ncols=_legend_columns(series),
             handlelength=3,
         )
+
+
+def _legend_columns(labels: Collection[str]) -> int:
+    return 1 if len(labels) <= 3 or max(map(len, labels)) > _LONGEST_OF_TWO else 2
+
+
+def height_with_legend(labels: Collection[str]) -> float:
+    """The height in inches of a row of panels with many lines: that of `new_figure`, and their legend below."""
+    return PANEL_HEIGHT + _LEGEND_ROW * max(0, math.ceil(len(labels) / _legend_columns(labels)) - 3)
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, each_name, load_models
-from bertkit.evaluation.plots import lines, new_figure, plain
+from bertkit.evaluation.plots import height_with_legend, lines, new_figure, plain
 from bertkit.probing import ProbeSettings
 from bertkit.probing.report import Finding, Report, Table
 from bertkit.probing.run import ProbeArguments, ProbeResult, run_probe
@@ -138,22 +138,18 @@ def draw_curve(curve: Curve, table: Table) -> Figure:
     by_step = len({model.partition("@")[0] for model in models}) == 1 and None not in step_of.values()
     places = {model: step_of[model] if by_step else number for number, model in enumerate(models)}
     panels = list(dict.fromkeys(table[curve.panel])) if curve.panel else [""]
-    series = list(dict.fromkeys(table[curve.line]))
+    labels = {name: f"layer {name}" if curve.line == "layer" else name for name in table[curve.line]}
     rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
     of = models[0].partition("@")[0] if by_step else f"{len(models)} models"
-    figure, grid = new_figure(f"{of}: {curve.title}", panels=len(panels))
+    height = height_with_legend(labels.values())
+    figure, grid = new_figure(f"{of}: {curve.title}", panels=len(panels), height=height)
     for axes, panel in zip(np.atleast_1d(grid), panels, strict=True):
         own = [row for row in rows if not curve.panel or row[curve.panel] == panel]
         value_of = {(row["model"], row[curve.line]): row[curve.value] for row in own}
         lines(
             axes,
             list(places.values()),
-            {
-                f"{curve.line} {name}" if curve.line == "layer" else name: [
-                    value_of.get((model, name)) for model in models
-                ]
-                for name in series
-            },
+            {label: [value_of.get((model, name)) for model in models] for name, label in labels.items()},
         )
         if not by_step:
             axes.set_xticks(list(places.values()), models, rotation=20)

@@ -198,8 +198,10 @@ class TextIndex:
         known = ["id", *self.described["fields"]]
         wanted = [tuple(each.split("=", 1)) for each in where]
         for given, pair in zip(where, wanted, strict=True):
-            if len(pair) != 2 or pair[0] not in known:
-                raise UsageError(f"--where {given}: expected FIELD=VALUE with a field of {', '.join(known)}")
+            if len(pair) != 2:
+                raise UsageError(f"--where {given}: expected FIELD=VALUE")
+            if pair[0] not in known:
+                raise UsageError(f"--where {given}: no text has a field {pair[0]!r}; there are: {', '.join(known)}")
         with (self.directory / _TEXTS).open("rb") as file:
             fields = (self._row(line)[2] for line in file)
             rows = np.array([n for n, own in enumerate(fields) if all(own.get(k) == v for k, v in wanted)], np.int64)
