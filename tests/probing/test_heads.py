@@ -177,6 +177,8 @@ def test_what_cannot_be_scored_is_refused(glue: Path, tmp_path: Path) -> None:
     for models in ({}, {"models": [f"{write_run(tmp_path / 'run', [5])}@5"]}):
         with pytest.raises(UsageError, match=r"Give --data SOURCE.* or --task TASK"):
             run_heads(request_for(tmp_path, **models))
+    with pytest.raises(UsageError, match=r"--task rte: .*@5 is a checkpoint, which does not name its head"):
+        run_heads(request_for(tmp_path, **models), task="rte", data_dir=glue)
     with pytest.raises(UsageError, match="give one of the two"):
         run_heads(request_for(tmp_path, text), task="rte")
     with pytest.raises(DataError, match=r"no task head; `bertkit finetune --task rte --model '.*/of a reader/model'`"):

@@ -36,7 +36,7 @@ from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.warm_start import recipe_of
 from bertkit.inference.predict import Predictor
 from bertkit.models.conversion.pruning import head_numbers
-from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
+from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, encoder_directory
 from bertkit.models.scoring.rules import QueryStream, check_distribution, choose_rule
 from bertkit.models.sentence import load_sentence_model
 from bertkit.probing.heads import HeadsSettings
@@ -252,7 +252,7 @@ def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str)
     """The recipe for reading the examples of the model's task.
 
     Raises:
-        UsageError: no task is given, and the model's run names none.
+        UsageError: no task is given, and the model's run names none; or the model is a checkpoint.
         DataError: the model has no head of this task.
     """
     if task is None:
@@ -266,6 +266,10 @@ def _recipe(task: str | None, directory: Path, data_dir: Path | None, name: str)
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"directory": str(data_dir)})})
         return recipe, recipe.spec
     spec = find_task(task)
+    if not (directory / CONFIG_FILE).is_file():
+        raise UsageError(
+            f"--task {spec.name}: {name} is a checkpoint, which does not name its head; give its run, or --data SOURCE"
+        )
     if (use := head_use(directory, spec, "auto", name=name)) != "own":
         has = "no task head" if use == "none" else f"a head that is not one of {spec.name}"
         remedy = f"`bertkit finetune --task {spec.name} --model {shell_word(name)}` makes one"
