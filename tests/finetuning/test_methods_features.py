@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -200,6 +203,19 @@ def test_a_recorder_sees_the_encoder_and_its_edits_count() -> None:
     words.edits["hook_embed"] = lambda tensor: words_TD.append(tensor.requires_grad_()) or tensor  # type: ignore[func-returns-value]  # append gives None
     model(batch, words).sum().backward()
     assert next(model.encoder.parameters()).grad is not None
+
+
+def test_computing_features_is_displayed(tmp_path: Path) -> None:
+    shown: list[tuple[str, int | None, int]] = []
+
+    @contextmanager
+    def display(label: str, total: int | None = None, unit: str = "steps", start: int = 0) -> Iterator[Any]:
+        yield SimpleNamespace(update=lambda done, note=None: shown.append((f"{label} ({unit})", total, done)))
+
+    model = reader(bert())
+    store = FeatureStore(tmp_path, lstm_of(model).features_width)
+    fill(store, model, [features_of(rows())], ENGINE, max_bytes=1e9, progress=display)
+    assert shown == [("features of 30 tokens (batches)", 2, done) for done in (1, 2)]
 
 
 def test_kept_features_equal_a_forward_pass(tmp_path: Path) -> None:

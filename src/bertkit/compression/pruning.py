@@ -47,6 +47,7 @@ from bertkit.models.conversion.pruning import (
     zero_smallest_weights,
 )
 from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress, silent_progress
 from bertkit.settings import UnreadKey
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine
@@ -182,7 +183,14 @@ class Pruned(Method):
 
     @contextmanager
     def session(
-        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
+        self,
+        model: HeadedModel,
+        splits: Sequence[Features],
+        engine: Engine,
+        directory: Path,
+        *,
+        max_bytes: float,
+        progress: Progress = silent_progress,
     ) -> Iterator[None]:
         """Within the session, weights that are 0 get no gradient."""
         if self.magnitude is None:

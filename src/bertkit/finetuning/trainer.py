@@ -384,7 +384,9 @@ class Finetuner(Trainer[TaskBatch]):
         read = [each.train.features for each in prepared]
         read += [each.others[split].features for each in prepared for split in each.watched]
         max_bytes = self.recipe.engine.feature_store_gb * 1e9
-        return self.recipe.method.session(self.model, read, self.engine, self.run.path, max_bytes=max_bytes)
+        return self.recipe.method.session(
+            self.model, read, self.engine, self.run.path, max_bytes=max_bytes, progress=self.progress
+        )
 
     def log_start(self) -> None:
         for each in self.task_trainers:

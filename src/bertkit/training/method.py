@@ -17,6 +17,7 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import LAYER_NAME
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
 from bertkit.tasks.base import Features, Task
 from bertkit.training.engine import Engine
@@ -120,7 +121,14 @@ class Method(Settings):
 
     @contextmanager
     def session(
-        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
+        self,
+        model: HeadedModel,
+        splits: Sequence[Features],
+        engine: Engine,
+        directory: Path,
+        *,
+        max_bytes: float,
+        progress: Progress = silent_progress,
     ) -> Iterator[None]:
         """Resources that are kept for the duration of a run.
 
@@ -130,6 +138,7 @@ class Method(Settings):
             engine: where and how it computes.
             directory: for temporary files.
             max_bytes: maximum size of these files.
+            progress: display of what is computed first.
         """
         yield
 

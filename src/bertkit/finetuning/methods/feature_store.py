@@ -24,6 +24,7 @@ from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.finetuning.prediction import prediction_batches
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress, counted, silent_progress
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine
 
@@ -75,7 +76,13 @@ class FeatureStore:
 
 @torch.no_grad()
 def fill(
-    store: FeatureStore, model: HeadedModel, splits: Sequence[Features], engine: Engine, *, max_bytes: float
+    store: FeatureStore,
+    model: HeadedModel,
+    splits: Sequence[Features],
+    engine: Engine,
+    *,
+    max_bytes: float,
+    progress: Progress = silent_progress,
 ) -> None:
     """Compute and store the features of these splits, one after the other.
 
@@ -88,6 +95,7 @@ def fill(
         splits: in order of priority.
         engine: device and precision.
         max_bytes: maximum size of the store.
+        progress: counts the batches of a split.
     """
     reader = model.encoder
     assert isinstance(reader, FeatureLstm)
@@ -100,8 +108,9 @@ def fill(
                 *(f"{features.ids_T.size:,}", (store.size_bytes + wanted - max_bytes) / 1e9, max_bytes / 1e9),
             )
             continue
-        log.info("computing the features of %s tokens", f"{features.ids_T.size:,}")
-        for items in prediction_batches(features, engine.micro_batch_tokens):
+        label = f"features of {features.ids_T.size:,} tokens"
+        batches = list(prediction_batches(features, engine.micro_batch_tokens))
+        for items in counted(batches, progress, label, unit="batches"):
             batch = reader.with_global_tokens(features.batch(items).packed, model.head_names).to(engine.device)
             with engine.autocast():
                 store.add(batch, reader.features(batch))

@@ -20,6 +20,7 @@ from bertkit.errors import UsageError
 from bertkit.finetuning.methods.feature_store import FeatureStore, fill
 from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice
 from bertkit.models.headed import HeadedModel
+from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Features
 from bertkit.training.engine import Engine
 from bertkit.training.method import Method, TrainingData
@@ -71,13 +72,20 @@ class FeatureBased(Method):
 
     @contextmanager
     def session(
-        self, model: HeadedModel, splits: Sequence[Features], engine: Engine, directory: Path, *, max_bytes: float
+        self,
+        model: HeadedModel,
+        splits: Sequence[Features],
+        engine: Engine,
+        directory: Path,
+        *,
+        max_bytes: float,
+        progress: Progress = silent_progress,
     ) -> Iterator[None]:
         encoder = model.encoder
         assert isinstance(encoder, FeatureLstm)
         store = FeatureStore(directory, encoder.features_width)
         try:
-            fill(store, model, splits, engine, max_bytes=max_bytes)
+            fill(store, model, splits, engine, max_bytes=max_bytes, progress=progress)
             encoder.store = store
             yield
         finally:
