@@ -154,9 +154,7 @@ class Predictor:
         if not has_head(config, contents, found.head) and not has_vector_head(contents):
             word = shell_word(name)
             if found.kind == "embedding":
-                raise DataError(
-                    f"{name}: computes vectors and predicts no label; embed with `bertkit embed --model {word}`"
-                )
+                raise DataError(f"{name}: computes vectors, no labels; `bertkit embed --model {word}` prints them")
             raise DataError(
                 f"{name}: has no head for {found.kind}; `bertkit finetune --task TASK --model {word}` makes one"
             )
