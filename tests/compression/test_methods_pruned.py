@@ -37,7 +37,7 @@ from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import TextExample
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
-from bertkit.training.method import TrainingData
+from bertkit.training.method import RunResources, TrainingData
 from bertkit.training.run import FinishedRun
 from tests.finetuning.test_finetune import DEV, TRAIN, Place, stopped, weights
 from tests.finetuning.test_multitask import MOODS
@@ -208,7 +208,7 @@ def test_zeros_stay_zeros_however_the_optimiser_moves(task_trainer: TaskTrainer,
     batch = task_trainer.prepared.train.features.batch(np.arange(7))
     seen: list[int] = []
     gone = {name: torch.zeros_like(part.weight, dtype=torch.bool) for name, part in maps.items()}
-    with settings.session(model, [], ENGINE, tmp_path, max_bytes=0.0):
+    with settings.session(model, [], RunResources(ENGINE, tmp_path, 0.0)):
         for step in range(1, 7):
             optimizer.zero_grad()
             hidden_TD = model.states(task_trainer.task.head, batch.packed)
@@ -246,7 +246,10 @@ def test_the_growing_share_of_zeros_is_logged(
 ) -> None:
     settings = Pruned(magnitude=0.5, magnitude_ramp=ramp, magnitude_every_steps=1 if ramp else 10)
     model = task_trainer.model
-    with caplog.at_level(logging.INFO, method.__name__), settings.session(model, [], ENGINE, tmp_path, max_bytes=0.0):
+    with (
+        caplog.at_level(logging.INFO, method.__name__),
+        settings.session(model, [], RunResources(ENGINE, tmp_path, 0.0)),
+    ):
         for step in range(1, 81):
             settings.after_update(model, step, 80)
     zeros, weights = sparsity(model)

@@ -29,7 +29,7 @@ from bertkit.models.recorder import Recorder
 from bertkit.models.registry import FAMILIES
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter
 from bertkit.training.engine import Engine
-from bertkit.training.method import Full
+from bertkit.training.method import Full, RunResources
 from tests.models.oracle import VOCABULARY, Case, all_cases
 
 SIZES = {
@@ -214,7 +214,7 @@ def test_computing_features_is_displayed(tmp_path: Path) -> None:
 
     model = reader(bert())
     store = FeatureStore(tmp_path, lstm_of(model).features_width)
-    fill(store, model, [features_of(rows())], ENGINE, max_bytes=1e9, progress=display)
+    fill(store, model, [features_of(rows())], RunResources(ENGINE, tmp_path, 1e9, display))
     assert shown == [("features of 30 tokens (batches)", 2, done) for done in (1, 2)]
 
 
@@ -224,7 +224,7 @@ def test_kept_features_equal_a_forward_pass(tmp_path: Path) -> None:
     sequences = [*rows(), rows()[2], *rows(seed=1)]
     features = features_of(sequences)
     store = FeatureStore(tmp_path, own.features_width)
-    fill(store, model, [features, features], ENGINE, max_bytes=1e9)
+    fill(store, model, [features, features], RunResources(ENGINE, tmp_path, 1e9))
     distinct = {tuple(ids) for ids in sequences}
     assert store.size_bytes == sum(map(len, distinct)) * 48 * 4
     with torch.no_grad():
@@ -249,7 +249,7 @@ def test_kept_features_are_those_of_the_same_batch_to_the_bit(tmp_path: Path) ->
     tables = []
     for engine_tokens in (18, 18):
         store = FeatureStore(tmp_path, lstm_of(model).features_width)
-        fill(store, model, [features], Engine(ENGINE.device, False, engine_tokens, 0), max_bytes=1e9)
+        fill(store, model, [features], RunResources(Engine(ENGINE.device, False, engine_tokens, 0), tmp_path, 1e9))
         batch = features.batch(np.arange(3)).packed
         tables.append(store.get(batch))
     assert tables[0] is not None
@@ -262,7 +262,7 @@ def test_a_split_that_does_not_fit_is_computed_anew(tmp_path: Path, caplog: pyte
     model = reader(bert())
     large, small = features_of(rows()), features_of(rows(seed=5, lengths=(2, 3)))
     store = FeatureStore(tmp_path, 12)
-    fill(store, model, [large, small], ENGINE, max_bytes=10 * 12 * 4)
+    fill(store, model, [large, small], RunResources(ENGINE, tmp_path, 10 * 12 * 4))
     assert "engine.feature_store_gb" in caplog.text
     assert store.size_bytes == 5 * 12 * 4
     assert store.get(large.batch(np.asarray([0])).packed) is None
@@ -279,7 +279,7 @@ def test_a_full_disk_is_logged_and_survived(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("bertkit.cache._write", full)
-    fill(store, model, [features_of(rows())], ENGINE, max_bytes=1e9)
+    fill(store, model, [features_of(rows())], RunResources(ENGINE, tmp_path, 1e9))
     assert "No space left on device" in caplog.text
     assert store.get(PackedBatch.from_ids(rows())) is None
 

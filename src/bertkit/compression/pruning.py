@@ -47,11 +47,9 @@ from bertkit.models.conversion.pruning import (
     zero_smallest_weights,
 )
 from bertkit.models.headed import HeadedModel
-from bertkit.progress import Progress, silent_progress
 from bertkit.settings import UnreadKey
 from bertkit.tasks.base import Features
-from bertkit.training.engine import Engine
-from bertkit.training.method import Method, TrainingData
+from bertkit.training.method import Method, RunResources, TrainingData
 
 log = logging.getLogger(__name__)
 
@@ -182,16 +180,7 @@ class Pruned(Method):
             prunable_maps(model)
 
     @contextmanager
-    def session(
-        self,
-        model: HeadedModel,
-        splits: Sequence[Features],
-        engine: Engine,
-        directory: Path,
-        *,
-        max_bytes: float,
-        progress: Progress = silent_progress,
-    ) -> Iterator[None]:
+    def session(self, model: HeadedModel, splits: Sequence[Features], resources: RunResources) -> Iterator[None]:
         """Within the session, weights that are 0 get no gradient."""
         if self.magnitude is None:
             yield

@@ -46,7 +46,7 @@ from bertkit.tasks.embedding.task import Embedding
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.training.engine import TASK_INTERVALS, resolve_engine
 from bertkit.training.loss_terms import LossTerms
-from bertkit.training.method import Full, layer_rates
+from bertkit.training.method import Full, RunResources, layer_rates
 from bertkit.training.model_state import copy_weights
 from bertkit.training.placement import unshardable_optimizer
 from bertkit.training.rates import ParameterRates, group_rates
@@ -384,9 +384,8 @@ class Finetuner(Trainer[TaskBatch]):
         read = [each.train.features for each in prepared]
         read += [each.others[split].features for each in prepared for split in each.watched]
         max_bytes = self.recipe.engine.feature_store_gb * 1e9
-        return self.recipe.method.session(
-            self.model, read, self.engine, self.run.path, max_bytes=max_bytes, progress=self.progress
-        )
+        resources = RunResources(self.engine, self.run.path, max_bytes, self.progress)
+        return self.recipe.method.session(self.model, read, resources)
 
     def log_start(self) -> None:
         for each in self.task_trainers:

@@ -46,6 +46,23 @@ class TrainingData:
     directory: Path | None = None
 
 
+@dataclass(frozen=True)
+class RunResources:
+    """What a method may use during a run.
+
+    Attributes:
+        engine: where and how it computes.
+        directory: for temporary files.
+        max_bytes: maximum size of these files.
+        progress: display of what is computed before the first update.
+    """
+
+    engine: Engine
+    directory: Path
+    max_bytes: float
+    progress: Progress = silent_progress
+
+
 class Method(Settings):
     """What is trained in which epoch: every weight, unless a method overrides it."""
 
@@ -120,25 +137,13 @@ class Method(Settings):
         return Gradient()
 
     @contextmanager
-    def session(
-        self,
-        model: HeadedModel,
-        splits: Sequence[Features],
-        engine: Engine,
-        directory: Path,
-        *,
-        max_bytes: float,
-        progress: Progress = silent_progress,
-    ) -> Iterator[None]:
+    def session(self, model: HeadedModel, splits: Sequence[Features], resources: RunResources) -> Iterator[None]:
         """Resources that are kept for the duration of a run.
 
         Args:
             model: as returned by `prepare`, on its device.
             splits: what every epoch reads, most important first.
-            engine: where and how it computes.
-            directory: for temporary files.
-            max_bytes: maximum size of these files.
-            progress: display of what is computed first.
+            resources: what it may use.
         """
         yield
 

@@ -24,9 +24,9 @@ from bertkit.data.batch import PackedBatch, sequence_keys
 from bertkit.finetuning.prediction import prediction_batches
 from bertkit.models.feature_lstm import FeatureLstm
 from bertkit.models.headed import HeadedModel
-from bertkit.progress import Progress, counted, silent_progress
+from bertkit.progress import counted
 from bertkit.tasks.base import Features
-from bertkit.training.engine import Engine
+from bertkit.training.method import RunResources
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +75,7 @@ class FeatureStore:
 
 
 @torch.no_grad()
-def fill(
-    store: FeatureStore,
-    model: HeadedModel,
-    splits: Sequence[Features],
-    engine: Engine,
-    *,
-    max_bytes: float,
-    progress: Progress = silent_progress,
-) -> None:
+def fill(store: FeatureStore, model: HeadedModel, splits: Sequence[Features], resources: RunResources) -> None:
     """Compute and store the features of these splits, one after the other.
 
     A split that no longer fits is left out as a whole, as are features for which the disk has no space: the model
@@ -93,11 +85,9 @@ def fill(
         store: to fill.
         model: its encoder is a `FeatureLstm`, in evaluation mode.
         splits: in order of priority.
-        engine: device and precision.
-        max_bytes: maximum size of the store.
-        progress: counts the batches of a split.
+        resources: device, precision, the maximum size of the store, and the display of each split's batches.
     """
-    reader = model.encoder
+    reader, engine, max_bytes = model.encoder, resources.engine, resources.max_bytes
     assert isinstance(reader, FeatureLstm)
     for features in splits:
         wanted = features.ids_T.size * reader.features_width * FEATURE_BYTES
@@ -110,7 +100,7 @@ def fill(
             continue
         label = f"features of {features.ids_T.size:,} tokens"
         batches = list(prediction_batches(features, engine.micro_batch_tokens))
-        for items in counted(batches, progress, label, unit="batches"):
+        for items in counted(batches, resources.progress, label, unit="batches"):
             batch = reader.with_global_tokens(features.batch(items).packed, model.head_names).to(engine.device)
             with engine.autocast():
                 store.add(batch, reader.features(batch))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationError
@@ -20,10 +19,8 @@ from bertkit.errors import UsageError
 from bertkit.finetuning.methods.feature_store import FeatureStore, fill
 from bertkit.models.feature_lstm import FeatureLstm, FeatureLstmConfig, LayerChoice
 from bertkit.models.headed import HeadedModel
-from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import Features
-from bertkit.training.engine import Engine
-from bertkit.training.method import Method, TrainingData
+from bertkit.training.method import Method, RunResources, TrainingData
 
 
 class FeatureBased(Method):
@@ -71,21 +68,12 @@ class FeatureBased(Method):
         return HeadedModel(FeatureLstm(config, base), model.head_names, labels=model.labels)
 
     @contextmanager
-    def session(
-        self,
-        model: HeadedModel,
-        splits: Sequence[Features],
-        engine: Engine,
-        directory: Path,
-        *,
-        max_bytes: float,
-        progress: Progress = silent_progress,
-    ) -> Iterator[None]:
+    def session(self, model: HeadedModel, splits: Sequence[Features], resources: RunResources) -> Iterator[None]:
         encoder = model.encoder
         assert isinstance(encoder, FeatureLstm)
-        store = FeatureStore(directory, encoder.features_width)
+        store = FeatureStore(resources.directory, encoder.features_width)
         try:
-            fill(store, model, splits, engine, max_bytes=max_bytes, progress=progress)
+            fill(store, model, splits, resources)
             encoder.store = store
             yield
         finally:
