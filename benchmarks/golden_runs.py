@@ -102,7 +102,8 @@ CASES = {
     "distilbert": "distill distilbert --teacher runs/bert $student 'student.layers=[0, 3]'",
     "distilbert-control": "distill distilbert --control --teacher runs/bert $student 'student.layers=[0, 3]'",
     "tinybert-general": "distill tinybert-general --teacher runs/bert $student model.hidden_size=24",
-    "mobilebert": "distill mobilebert --teacher runs/mobile-teacher $student model.embedding_size=24"
+    "mobilebert": "distill mobilebert --teacher runs/mobile-teacher --data text.txt $width model.num_hidden_layers=2"
+    " data.sequence_length=64 optimisation.batch_sequences=8 optimisation.steps=6 $log model.embedding_size=24"
     " model.intra_bottleneck_size=24 progressive.steps_per_layer=2 'progressive.then={optimisation.schedule:"
     " {name: bert, peak: 1.0e-3, warmup_steps: 1}}'",
     "small-vocabulary": "distill small-vocabulary --teacher runs/bert --data text.txt $steps tokenizer.vocab_size=300"

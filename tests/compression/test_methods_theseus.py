@@ -253,3 +253,14 @@ def test_a_teacher_may_be_watched_while_layers_are_replaced() -> None:
     hidden_TD = model(batch.packed, recorder)
     torch.testing.assert_close(hidden_TD, teacher.eval()(batch.packed))
     assert list(recorder.kept) == ["hook_embed"]
+
+
+def test_what_is_dropped_after_training_is_trained_beside_the_successors() -> None:
+    """Projections to a teacher's width are; the heads of other tasks belong to the result and are frozen."""
+    model = Theseus().prepare(model_of(2), seed=7)
+    model.companions["distillation"] = nn.ModuleDict({"fit": nn.Linear(20, 30)})
+    model.companions["other"] = HeadedModel(model.encoder, ("sequence_classification",), labels=LABELS)
+    Theseus().set_trained(model, 0)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {"companions.distillation.fit.weight", "companions.distillation.fit.bias"} < trained
+    assert all(".successor." in name or name.startswith("companions.distillation.") for name in trained)

@@ -404,3 +404,11 @@ def test_several_teachers_act_by_the_mean_of_their_logits(place: Place, tmp_path
         recipe, *settings, "student={model: " + calm + "}", teachers=[str(mirror)], run_dir=tmp_path / "op"
     )
     assert lines_of(opposed)[0]["loss"] == pytest.approx(4 * lines_of(both)[0]["loss"], rel=1e-4)
+
+
+def test_several_teachers_read_what_the_shortest_of_them_can(place: Place, logits_only: str, tmp_path: Path) -> None:
+    short = write_model(tmp_path / "short", heads=(HEAD,), labels=LABELS, max_tokens=5)
+    request = place.request(logits_only, teachers=[str(place.teacher), str(short)])
+    read = request.prepare(request.requested()).teacher_train
+    assert read is not None
+    assert read.features.tokens_I.max() == 5

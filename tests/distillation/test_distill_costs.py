@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit.distillation.task import retained
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
@@ -82,6 +83,12 @@ def test_results_have_the_teacher_beside_the_student(place: Place, finished: Fin
     assert score == pytest.approx(
         np.mean([("bad", "good")[guess] == label for guess, label in zip(guesses, labels, strict=True)])
     )
+
+
+def test_no_share_of_an_undefined_score_or_of_an_error_is_retained() -> None:
+    assert retained("accuracy", 0.4, 0.8) == 0.5
+    assert retained("mean_squared_error", 0.4, 0.8) is None
+    assert [retained("f1", *scores) for scores in ((None, 0.5), (0.5, None), (0.5, 0.0))] == [None] * 3
 
 
 def test_a_plan_has_the_students_size(place: Place, finished: FinishedRun, logits_only: str) -> None:

@@ -105,6 +105,15 @@ def test_a_section_of_the_run_before_keeps_its_other_settings(tmp_path: Path) ->
     assert before is not None
     optimisation = before.optimisation
     assert (optimisation.schedule.peak, optimisation.epochs, optimisation.schedule.name) == (0.001, 7, "constant")
+    recipe = changed(
+        recipe,
+        parsed(
+            ["optimisation.schedule.warmup_share=0.3", "before={set: {}}", "before.set.optimisation.schedule.peak=2"]
+        ),
+    )
+    before = recipe_before(recipe)
+    assert before is not None
+    assert (before.optimisation.schedule.peak, before.optimisation.schedule.warmup_share) == (2, 0.3)
 
 
 def test_a_control_has_the_labels_alone_and_no_run_before_it() -> None:
@@ -159,6 +168,14 @@ def test_the_keys_say_what_a_student_is(student: str, kind: type, tmp_path: Path
         ("distillation: [labels]\nbefore: {set: {optimisation.epoch: 3}}", "did you mean epochs"),
         ("distillation: [labels]\ntask: [rte, mrpc]", "one task at a time, not on rte, mrpc"),
         ("distillation: [labels]\nmethod: {name: setfit}", "setfit trains on pairs of texts, without a teacher"),
+        (
+            "distillation: [labels, hidden_states]\nmethod: {name: frozen}",
+            "method.name: frozen starts by training the head alone, but distillation.hidden_states compares layers",
+        ),
+        (
+            "distillation: [patience]\nmethod: {name: gradual}",
+            "gradual starts by training the head alone, but distillation.patience compares layers",
+        ),
         ("distillation: [labels]\nteacher: '?'", "teacher: none is named"),
         ("distillation: [labels]\nstudent: {model: '?'}", "student.model: no model is named"),
     ],
@@ -170,3 +187,8 @@ def test_a_fault_is_told_with_its_key(lines: str, told: str, tmp_path: Path) -> 
         resolved_distillation(load_distill_recipe(write(tmp_path / "r.yaml", plain + lines)))
     assert told in str(error.value)
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("lines", ["[labels, patience]\nmethod: {name: gradual}", "[patience]\nmethod: {name: lora}"])
+def test_layers_may_be_compared_where_a_gradient_reaches_them(lines: str, tmp_path: Path) -> None:
+    assert load_distill_recipe(write(tmp_path / "r.yaml", f"{PLAIN}distillation: {lines}\n")).terms

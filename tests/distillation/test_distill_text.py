@@ -20,8 +20,11 @@ from bertkit.distillation.text import TextDistiller
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.models.conversion.pruning import prune_heads, pruned_heads
 from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.distilbert import DistilBertConfig
 from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.transformer_xl import TransformerXlConfig
 from bertkit.models.files.hub import load_model, save_model
+from bertkit.models.headed import HeadedModel
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.loss_terms import ObjectiveTerms
 from bertkit.pretraining.show_batch import show_batch
@@ -201,6 +204,15 @@ def test_in_a_layers_phase_it_moves_fast_those_before_slowly_and_all_else_stays(
     assert min(largest[4].values()) > 0  # after the phases all layers are trained
 
 
+def test_a_phases_projection_is_trained_at_the_rate_of_its_layer(classroom: Classroom, tmp_path: Path) -> None:
+    phases = "{steps_per_layer: 2, current_rate: 3.0, objective: [{hidden_states: {projection: fit}}]}"
+    training = job(classroom, tmp_path, f"progressive={phases}", "student={layers: null}")
+    rates = training.parameter_rates(training.model, training.stages[1])
+    trained = {name.rpartition(".")[0] for name, rate in rates.items() if rate}
+    assert {"companions.distillation.fit", "encoder.layers.1.attention.query"} < trained
+    assert set(rates.values()) == {0.0, 3.0}
+
+
 def test_stopped_and_resumed_it_ends_with_the_same_bytes(classroom: Classroom, tmp_path: Path) -> None:
     """Stopped inside the second layer's phase, with a trained map and with dropout."""
     overrides = (PHASES[0].replace("feature_maps: {weight: 100}", "hidden_states: {projection: fit}"), PHASES[1])
@@ -282,6 +294,21 @@ def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finishe
         assert torch.equal(student.get_parameter(name), parameter)
 
 
+def test_a_student_with_another_number_of_words_is_refused(
+    classroom: Classroom, finished: FinishedRun, tmp_path: Path
+) -> None:
+    """A table can have spare rows that belong to no token, so models with one tokenizer can differ in it."""
+    tokenizer = load_tokenizer(classroom.teacher)
+    encoder = BertConfig(num_hidden_layers=4, **SIZES).build(tokenizer.vocab_size + 8, pad_id=tokenizer.pad_id)
+    teacher = HeadedModel(encoder, ("masked_lm",))
+    teacher.initialise(seed=2)
+    save_model(teacher, tokenizer, tmp_path / "spare")
+    changes = {"teachers": [str(tmp_path / "spare")], "student": str(finished.run.path)}
+    with pytest.raises(DataError, match=r"student: .*: its word table has \d+ rows, that of the teacher \d+"):
+        job(classroom, tmp_path / "run", **changes)
+    assert job(classroom, tmp_path / "run", "objective=[masked_lm, cosine]", **changes).teachers
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -305,6 +332,10 @@ def test_a_student_may_begin_as_a_model_of_its_own(classroom: Classroom, finishe
         (["objective=[soft_targets: {weight: 0}]"], "all weights are 0"),
         (["objective=[soft_targets: {positions: masked}]"], "positions is masked, but no objective masks"),
         (["objective=[masked_lm, replaced_token, cosine]"], "leave one of them out"),
+        (
+            ["progressive={steps_per_layer: 2, objective: [patience]}"],
+            r"progressive\.objective\.patience\.layers: no layer of the teacher is given for the student's layer 2",
+        ),
         (["tokenizer.vocab_size=200"], "tokenizer: a student uses its teacher's tokenizer"),
         (
             ["data.sequence_length=48", "model.max_position_embeddings=48"],
@@ -437,9 +468,53 @@ def test_two_teachers_teach_by_the_mean_of_their_logits(classroom: Classroom, tm
     assert plans[1]["flops"] - plans[1]["teacher"]["flops"] == plans[0]["flops"] - plans[0]["teacher"]["flops"]
     with pytest.raises(UsageError, match=r"objective\.cosine: compares layers, .* give a single teacher"):
         classroom.request("none", teachers=same).requested()
+    short = BertConfig(num_hidden_layers=4, **SIZES | {"max_position_embeddings": 20})
+    write_model(short, classroom.text, tmp_path / "short")
+    with pytest.raises(UsageError, match=r"data\.sequence_length is 24, but the teacher reads at most 20 tokens"):
+        classroom.request("none", *words, teachers=[same[0], str(tmp_path / "short")]).requested()
     other = write_model(BertConfig(num_hidden_layers=4, **SIZES), write_text(tmp_path / "few.txt", 40), tmp_path / "o")
     with pytest.raises(DataError, match="have different tokenizers"):
         classroom.request("none", *words, teachers=[same[0], str(other)]).requested()
+
+
+def test_of_several_teachers_the_first_one_makes_the_student(classroom: Classroom, tmp_path: Path) -> None:
+    """Its sizes and layers, whichever of them reads token types."""
+    small = write_model(DistilBertConfig(num_hidden_layers=2, **SIZES), classroom.text, tmp_path / "small")
+    overrides = ("objective=[soft_targets]", "model={}", "student.layers=last")
+    training = job(classroom, tmp_path / "run", *overrides, teachers=[str(small), str(classroom.teacher)])
+    assert training.model.encoder.config.model_dump() == load_model(small)[0].encoder.config.model_dump() | {
+        "num_hidden_layers": 1
+    }
+    name = "attention.query.weight"
+    found = training.model.get_parameter(f"encoder.layers.0.{name}")
+    assert torch.equal(found, training.teachers[0].get_parameter(f"encoder.layers.1.{name}"))
+
+
+def test_a_teacher_that_cannot_read_the_held_out_text_has_no_figures_there(
+    classroom: Classroom, tmp_path: Path
+) -> None:
+    longer = ("student=null", "model.max_position_embeddings=64", "data.sequence_length=60", "optimisation.steps=2")
+    settings = ("optimisation.schedule.warmup_steps=0", "engine.micro_batch_tokens=400")
+    control = classroom.run("longer", *longer, *settings, run_dir=tmp_path / "longer", control=True)
+    assert control.results["held_out"]["loss/masked_lm"] > 0
+    assert "teacher" not in control.results
+
+
+def test_a_memory_of_earlier_batches_is_refused(classroom: Classroom, tmp_path: Path) -> None:
+    """The teacher reads each sequence alone, so the student's states would depend on text that it has not read."""
+    sizes = {name: value for name, value in SIZES.items() if name in TransformerXlConfig.model_fields}
+    settings = ("data={layout: {name: continuous}, sequence_length: 24, static_copies: null}", "model={}")
+    for memory in (8, 0):
+        config = TransformerXlConfig(num_hidden_layers=4, mem_len=memory, **sizes)
+        teacher = write_model(config, classroom.text, tmp_path / f"memory-{memory}", heads=["causal_lm"])
+        request = classroom.request("none", "objective=[forward_lm, hidden_states]", *settings, teachers=[str(teacher)])
+        if memory:
+            with pytest.raises(
+                UsageError, match=r"hidden_states: data\.layout continuous continues texts across batches"
+            ):
+                request.requested()
+        else:
+            request.requested()
 
 
 def test_a_store_that_keeps_all_words_or_has_no_room_changes_nothing(classroom: Classroom, tmp_path: Path) -> None:

@@ -8,16 +8,27 @@ import pytest
 import torch
 
 from bertkit.data.batch import PackedBatch
-from bertkit.distillation.student import as_distilbert, from_teacher_layers, init_from_teacher, reinitialised
+from bertkit.distillation.student import (
+    as_distilbert,
+    from_teacher_layers,
+    init_from_teacher,
+    new_student,
+    reinitialised,
+    student_config,
+)
+from bertkit.distillation.task_recipe import load_distill_recipe
 from bertkit.errors import UsageError
 from bertkit.models.conversion.pruning import prune_heads, pruned_heads, restore_heads
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.albert import AlbertConfig
+from bertkit.models.families.bart import BartConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.families.elmo import ElmoConfig
 from bertkit.models.families.gpt2 import Gpt2Config
+from bertkit.models.families.longformer import LongformerConfig
 from bertkit.models.families.mobilebert import MobileBertConfig
+from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
@@ -54,6 +65,19 @@ def test_a_student_of_all_layers_says_what_its_teacher_says(kind: type[EncoderCo
     batch = PackedBatch.from_ids([[5, 9, 11], [6, 7, 8, 9, 10]])
     with torch.no_grad():
         assert torch.equal(teacher(batch), student(batch))
+
+
+@pytest.mark.parametrize("kind", [BertConfig, LongformerConfig, ModernBertConfig, BartConfig])
+def test_the_settings_that_are_planned_are_those_of_the_student(kind: type[EncoderConfig], tmp_path: Path) -> None:
+    more = {"attention_window": (2, 4, 6, 8, 10)} if kind is LongformerConfig else {}
+    names = {name: value for name, value in SIZES.items() if name in kind.model_fields}
+    teacher = HeadedModel(kind(**names, **more).build(53), [])
+    teacher.initialise(seed=4)
+    (tmp_path / "r.yaml").write_text("kind: distill\nstudent: {layers: [0, 3]}\ndistillation: [labels]\n")
+    recipe = load_distill_recipe(str(tmp_path / "r.yaml"))
+    made = new_student(recipe, teacher, seed=0)
+    assert made is not None
+    assert student_config(recipe, teacher.encoder.config) == made.encoder.config
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -7,7 +7,7 @@ p = 1 the successors are fine-tuned alone.
 
 - Only the successors are trained: embeddings, pooler, classifier and predecessor are frozen. (The released code's
   optimiser also contains only the successors; its clipping includes the predecessor's gradients, which are not computed
-  here.)
+  here.) With terms of distillation their projections are trained, too.
 - Blocks are drawn once per update, by seed and step, so the way a batch is split and where a run was stopped change
   nothing.
 - A successor that is not drawn has a gradient of zero from its first use on: its moments decay, and still move it. The
@@ -31,7 +31,7 @@ from bertkit.arrays import Float64Array
 from bertkit.data.random import Counter, Draw
 from bertkit.errors import UsageError
 from bertkit.models.families.bert import BertStack
-from bertkit.models.headed import HeadedModel
+from bertkit.models.headed import COMPANIONS, HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.settings import UnreadKey
@@ -116,9 +116,11 @@ class Theseus(Method):
         return encoder, layers, count
 
     def set_trained(self, model: HeadedModel, epoch: int) -> None:
-        """Enable gradients for the successors only."""
+        """Enable gradients for the successors, and for what is dropped after training, such as projections to a
+        teacher's width."""
+        dropped = tuple(f"{COMPANIONS}{name}." for name in model.companions.keys() - model.named_companions().keys())
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(_SUCCESSOR in name)
+            parameter.requires_grad_(_SUCCESSOR in name or name.startswith(dropped))
 
     def gradient(self, seed: int) -> Gradient:
         return TheseusGradient(self, seed)

@@ -27,7 +27,8 @@ from bertkit.models.operators.vocabulary import WordLogits
 from bertkit.models.recorder import Recorder
 
 _SCORES, _PATTERN = "blocks.{n}.attn.hook_attn_scores", "blocks.{n}.attn.hook_pattern"
-_ANY_VOCABULARY = 7
+SMALL_VOCABULARY = 7
+"""Words of a model that is built without weights, for its shape only."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,7 @@ class ActivationSpec:
 
     def __or__(self, other: ActivationSpec) -> ActivationSpec:
         return ActivationSpec(
-            self.logits or other.logits,
-            self.states | other.states,
-            self.summary_states | other.summary_states,
-            self.scores | other.scores,
+            *(own | more for own, more in zip(vars(self).values(), vars(other).values(), strict=True))
         )
 
     @property
@@ -61,8 +59,7 @@ class ActivationSpec:
 
     def to_json(self) -> str:
         """Equal for equal specs; part of a teacher cache's identity."""
-        layers = {name: sorted(value) for name, value in vars(self).items() if name != "logits"}
-        return json.dumps({"logits": self.logits, **layers}, sort_keys=True)
+        return json.dumps(vars(self), default=sorted, sort_keys=True)
 
 
 class AttentionMap(NamedTuple):
@@ -135,7 +132,7 @@ class ModelShape:
         """The shape of a model with these settings and pruned heads; 0 layers if the settings do not give their
         number."""
         with torch.device("meta"):
-            width = config.build(_ANY_VOCABULARY).width
+            width = config.build(SMALL_VOCABULARY).width
         layers, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "num_attention_heads"))
         return cls(int(layers), width, int(heads), _counted(pruned))
 

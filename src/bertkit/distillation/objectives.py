@@ -14,12 +14,17 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, cast
 
+import torch
 from pydantic import Field, create_model
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import LaneLayout
+from bertkit.distillation.activations import SMALL_VOCABULARY
 from bertkit.distillation.teacher import WORDS_HEAD
 from bertkit.distillation.terms import TERMS, DistillationTerm, LogitTerm, ShapePair
+from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import Objective
@@ -59,6 +64,15 @@ class DistillationObjective(TaughtObjective):
     @property
     def draws(self) -> bool:
         return False
+
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        found = super().errors(data, model)
+        if isinstance(data.layout, LaneLayout) and _carries_state(model):
+            found.append(
+                f"objective.{self.term}: data.layout {data.layout.choice} continues texts across batches, but the"
+                " teacher reads each sequence alone; use another layout, such as full-sentences"
+            )
+        return found
 
     def expected_count(self, length: int) -> float:
         return float(length)
@@ -110,6 +124,13 @@ class WordObjective(DistillationObjective):
     def index_M(self, batch: PackedBatch) -> Tensor | None:
         """The tokens whose words are compared; None for all."""
         return None if self.positions == "all" else batch.targets[MaskedLM.term].index_M
+
+
+def _carries_state(model: EncoderConfig) -> bool:
+    """Whether the family carries state from a batch to the one that continues it."""
+    with torch.device("meta"):
+        encoder = model.build(SMALL_VOCABULARY)
+    return type(encoder).forward_carried is not Encoder.forward_carried and bool(getattr(model, "mem_len", True))
 
 
 def _objective_of(kind: type[DistillationTerm]) -> type[DistillationObjective]:

@@ -93,7 +93,7 @@ def planned_task_teacher(runs: Sequence[PlannedRun]) -> PlannedTeacher:
             models, loaded = taught.teacher.load(task.head, task.labels), taught.teacher.fingerprint
         if not recipe.terms:
             continue
-        encoded = taught.train if taught.teacher_train is None else taught.teacher_train
+        encoded = taught.teacher_train or taught.train
         sizes = sizes_of(np.diff(encoded.features.starts_S1))
         _, spec = specs_of(recipe.terms, taught.shapes, key="distillation")
         teacher = Teacher(models, spec)

@@ -25,7 +25,7 @@ from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.errors import DataError, UsageError
 from bertkit.finetuning.warm_start import head_directory
 from bertkit.models.conversion.layer_choice import chosen_layers
-from bertkit.models.conversion.pruning import keep_layers, prune_like, pruned_heads, saved_heads
+from bertkit.models.conversion.pruning import keep_layers, prune_like, pruned_heads, saved_heads, with_layers
 from bertkit.models.encoder import LAYER_NAME, EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import BilstmStudent
@@ -71,14 +71,21 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
     Args:
         recipe: resolved.
         found: the settings of the model in `student_directory`.
+
+    Raises:
+        UsageError: its layers cannot be taken from that model.
     """
     student = recipe.student
     if isinstance(student, NewModel):
         return student.config
     if not isinstance(student, TeacherLayers):
         return found
-    own = distilbert_config(found) if student.form == "distilbert" else found
-    return own.model_copy(update={"num_hidden_layers": len(student_layers(student, found))})
+    layers = student_layers(student, found)
+    try:
+        own = with_layers(found, layers)
+    except UsageError as error:
+        raise UsageError(f"student.{error}") from error
+    return distilbert_config(own) if student.form == "distilbert" else own
 
 
 def student_heads(recipe: DistillRecipe, directory: Path) -> dict[int, tuple[int, ...]]:

@@ -28,12 +28,13 @@ from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher import Teacher
 from bertkit.distillation.teacher_cache import open_teacher_cache
 from bertkit.distillation.teacher_files import cache_identity
-from bertkit.distillation.terms import ShapePair, add_projections, compares_layers, specs_of
+from bertkit.distillation.terms import ShapePair, add_projections, layer_terms, specs_of
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.prediction import predict, prediction_batches
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.finetuning.trainer import Finetuner
+from bertkit.metrics import LOWER_IS_BETTER
 from bertkit.metrics.base import Scores
 from bertkit.models.headed import HeadedModel
 from bertkit.run.directory import RunDirectory
@@ -66,7 +67,7 @@ class DistilledTask(TaskTrainer):
         self.teachers = self.files.load(prepared.task.head, prepared.task.labels)
         super().__init__(recipe, prepared, seed, directory=directory)
         self.shapes = ShapePair(_NO_SHAPE, _NO_SHAPE)
-        if compares_layers(recipe.terms):
+        if layer_terms(recipe.terms):
             self.shapes = ShapePair(ModelShape.of(self.model), ModelShape.of(self.teachers[0]))
         add_projections(self.model, recipe.terms, self.shapes, seed=seed)
 
@@ -143,8 +144,7 @@ class TaskDistiller(TeacherCost, Finetuner):
     @property
     def _teacher_features(self) -> Features:
         """The training examples as the teacher reads them."""
-        theirs = self.prepared.teacher_train
-        return self.prepared.train.features if theirs is None else theirs.features
+        return (self.prepared.teacher_train or self.prepared.train).features
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -273,15 +273,18 @@ def comparison(distilled: DistilledTask, splits: Mapping[str, Scores], teacher: 
         },
         "student": {"parameters": count_parameters(distilled.model)},
         "retained": {
-            split: {name: retained(splits[split].get(name), score) for name, score in scores.items()}
+            split: {name: retained(name, splits[split].get(name), score) for name, score in scores.items()}
             for split, scores in teacher.items()
         },
     }
 
 
-def retained(student: float | None, teacher: float | None) -> float | None:
-    """The student's score as a share of its teacher's; None if one is undefined or the teacher's is not above 0."""
-    return None if student is None or teacher is None or teacher <= 0 else student / teacher
+def retained(score: str, student: float | None, teacher: float | None) -> float | None:
+    """The student's score as a share of its teacher's; None if one is undefined, the teacher's is not above 0, or lower
+    scores are better."""
+    if student is None or teacher is None or teacher <= 0 or score in LOWER_IS_BETTER:
+        return None
+    return student / teacher
 
 
 def count_parameters(model: HeadedModel) -> int:

@@ -121,7 +121,7 @@ class DistillArguments(FinetuneArguments):
         }
         shares = {
             split: {
-                name: _mean_retained([each["splits"][split].get(name) for each in results], score)
+                name: retained(name, _mean([each["splits"][split].get(name) for each in results]), score)
                 for name, score in own.items()
             }
             for split, own in teacher.items()
@@ -134,10 +134,9 @@ def _teachers_mean(results: Sequence[Mapping[str, Any]], split: str, name: str) 
     """A score of the teacher: the mean over the folds of a cross-validation, between which it differs."""
     scores = [each["teacher"]["splits"][split].get(name) for each in results]
     first: float | None = scores[0]
+    return first if all(score == first for score in scores) else _mean(scores)
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
     mean: float | None = summarise(dict(enumerate(scores)))["mean"]
-    return first if all(score == first for score in scores) else mean
-
-
-def _mean_retained(scores: Sequence[float | None], teacher: float | None) -> float | None:
-    """The students' mean score as a share of their teacher's."""
-    return retained(summarise(dict(enumerate(scores)))["mean"], teacher)
+    return mean

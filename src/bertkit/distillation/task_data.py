@@ -20,7 +20,7 @@ from bertkit.distillation.student import student_config, student_directory, stud
 from bertkit.distillation.student_settings import GivenModel
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher_files import TeacherFiles, find_task_teachers
-from bertkit.distillation.terms import LogitError, LogitTerm, ShapePair, check_single_teacher, compares_layers, specs_of
+from bertkit.distillation.terms import LogitError, LogitTerm, ShapePair, check_single_teacher, layer_terms, specs_of
 from bertkit.errors import DataError, MissingColumnError, UsageError
 from bertkit.finetuning.data import (
     EncodedSplit,
@@ -33,9 +33,9 @@ from bertkit.finetuning.data import (
 from bertkit.metrics.base import Scores
 from bertkit.models.conversion.pruning import HeadChoice
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.files.hub import read_config
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.augmentation import AugmentationContext, augmented_examples
+from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import Split, TextExample
 from bertkit.tasks.readers import read_own
 from bertkit.tasks.spec import TaskSpec
@@ -219,17 +219,18 @@ def _check_labels(teacher: TeacherFiles, own: Prepared, recipe: DistillRecipe) -
 
 def _teacher_splits(recipe: DistillRecipe, own: Prepared, teacher: TeacherFiles) -> dict[str, EncodedSplit]:
     """The splits on which the teacher is evaluated, too, if it reads different tokens."""
-    config = student_config(recipe, read_config(own.model_directory)[0])
     assert recipe.data.max_length is not None
-    lengths = {min(recipe.data.max_length, each.max_tokens) for each in (config, teacher.config)}
+    lengths = {min(recipe.data.max_length, each.max_tokens) for each in (own.config, teacher)}
     alike = (
         own.tokenizer.fingerprint == teacher.tokenizer.fingerprint
         and len(lengths) == 1
-        and config.reads_token_types == teacher.config.reads_token_types
+        and own.config.reads_token_types == teacher.reads_token_types
     )
     if alike:
         return {}
-    theirs = sequence_encoder(recipe, teacher.tokenizer, teacher.config)
+    shortest = min(teacher.configs, key=lambda each: each.max_tokens)
+    max_tokens = sequence_encoder(recipe, teacher.tokenizer, shortest).max_tokens
+    theirs = SequenceEncoder(teacher.tokenizer, max_tokens=max_tokens, token_types=teacher.reads_token_types)
     splits = {"train": own.train, **{name: own.others[name] for name in own.watched}}
     return {
         name: encode_split(own.task, name, each.split, theirs, must_be_scored=False) for name, each in splits.items()
@@ -241,9 +242,8 @@ def _check_rows(recipe: DistillRecipe, taught: DistillationData) -> None:
     UsageError: teacher and student do not read the same tokens, but a term or the task needs it."""
     if taught.same_tokens:
         return
-    inside = [term.term for term in recipe.terms if not isinstance(term, LogitTerm)]
     remedy = "use a student with the teacher's tokenizer"
-    if inside:
+    if inside := layer_terms(recipe.terms):
         raise UsageError(
             f"distillation.{inside[0]}: compares tokens, but student and teacher split texts into different ones;"
             f" leave the term out, or {remedy}"
@@ -269,7 +269,7 @@ def _check_layers(recipe: DistillRecipe, taught: DistillationData) -> None:
         UsageError: they do not fit.
     """
     check_single_teacher(recipe.terms, len(taught.teacher.directories), key="distillation")
-    if not compares_layers(recipe.terms):
+    if not layer_terms(recipe.terms):
         return
     shapes = taught.shapes
     if shapes.student.layers and shapes.teacher.layers:

@@ -20,7 +20,7 @@ from bertkit.distillation.student_settings import (
     TeacherLayers,
 )
 from bertkit.distillation.teacher_files import pretrained_model_of
-from bertkit.distillation.terms import LABELS, TERMS, DistillationTerm
+from bertkit.distillation.terms import LABELS, TERMS, DistillationTerm, layer_terms
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe, with_task_settings
 from bertkit.recipe.key_aliases import OF_TASKS, expand_key_aliases
@@ -31,7 +31,10 @@ from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.augmentation import AnyAugmentation
 from bertkit.tasks.readers import Columns, TableReadOptions
 
-_SECTIONS = ("optimisation", "data", "engine", "text", "tagging", "span", "choice")
+_SECTIONS = (
+    *("optimisation", "optimisation.schedule", "optimisation.optimizer"),
+    *("data", "engine", "text", "tagging", "span", "choice"),
+)
 """Sections of a recipe in which `before.set` changes single keys."""
 
 
@@ -65,7 +68,9 @@ def _each_term_once(items: tuple[TaskItem, ...]) -> tuple[TaskItem, ...]:
 class Transfer(Settings):
     """Examples without labels that replace the training examples."""
 
-    file: str = Field(description="A table, or a file in the format of the task's kind.")
+    file: str = Field(
+        description="A table, a .txt file with one text per line, or a file in the format of the task's kind."
+    )
     columns: Columns = Field(default_factory=Columns, description="Columns of the file; labels are not read.")
     reading: TableReadOptions = Field(TableReadOptions(), description="How the file is read.")
 
@@ -113,6 +118,13 @@ class DistillRecipe(Distillation, FinetuneRecipe):
             )
         if not self.labels_weight and not self.terms:
             errors.append("distillation: the weights are all 0; give one of the terms a weight above 0")
+        inside = layer_terms(self.terms)
+        no_head = len(inside) == len(self.terms) and not self.labels_weight
+        if inside and (self.method.trains_head_alone or (no_head and self.method.name == "gradual")):
+            errors.append(
+                f"method.name: {self.method.name} starts by training the head alone, but distillation.{inside[0]}"
+                " compares layers below it; use another method, such as full"
+            )
         if self.transfer is not None and self.control:
             errors.append("transfer: its examples have no labels, and a control trains only on labels; leave it out")
         elif self.transfer is not None and self.labels_weight:
@@ -199,12 +211,18 @@ def recipe_before(recipe: DistillRecipe) -> DistillRecipe | None:
 
 def _settings_before(recipe: DistillRecipe) -> dict[str, Any]:
     """The settings that differ in the preceding run, by dotted key."""
-    settings: dict[str, Any] = {}
-    for key, value in () if recipe.before is None else recipe.before.set.items():
-        # `--set before.set.optimisation.epochs=50` creates a section instead of a dotted key.
-        inside = key in _SECTIONS and isinstance(value, dict)
-        settings |= {f"{key}.{name}": each for name, each in value.items()} if inside else {key: value}
+    settings = {} if recipe.before is None else _single_keys(recipe.before.set)
     return {each.key: each.value for each in expand_key_aliases(overrides_of(settings), OF_TASKS)}
+
+
+def _single_keys(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted key: `--set before.set.optimisation.epochs=50` creates a section instead of one."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        inside = key in _SECTIONS and isinstance(value, dict) and "name" not in value
+        found |= _single_keys(value, f"{key}.") if inside else {key: value}
+    return found
 
 
 def parts_of(recipe: DistillRecipe) -> list[Part]:

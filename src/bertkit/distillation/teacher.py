@@ -171,9 +171,10 @@ class TextQuery(TeacherQuery):
         return self.packed.num_tokens if self.index_M is None else self.index_M.numel()
 
     def layout(self) -> ItemLayout:
-        marked_T = torch.full((self.packed.num_tokens,), self.index_M is None, device=self.packed.ids_T.device)
+        # On the host: keys are hashed there, and a GPU would be waited for once per sequence.
+        marked_T = torch.full((self.packed.num_tokens,), self.index_M is None)
         if self.index_M is not None:
-            marked_T.index_fill_(0, self.index_M, True)
+            marked_T[self.index_M.cpu()] = True
         parts = marked_T.tensor_split(self.packed.sequences.cu_seqlens_B1[1:-1].long().cpu())
         return ItemLayout([int(part.sum()) for part in parts], [1] * len(parts), marked_T)
 

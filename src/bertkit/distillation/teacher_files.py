@@ -37,15 +37,15 @@ class TeacherFiles:
     Attributes:
         names: as in the recipe.
         directories: where they are.
-        config: of the first encoder that reads token types, else of the first one.
+        configs: of their encoders.
         tokenizer: shared by all of them.
-        pruned: the pruned heads of the encoder with this `config`.
+        pruned: the pruned heads of the first encoder.
         labels: of their heads, in the heads' order; none on text.
     """
 
     names: tuple[str, ...]
     directories: tuple[Path, ...]
-    config: EncoderConfig
+    configs: tuple[EncoderConfig, ...]
     tokenizer: Tokenizer
     pruned: HeadChoice
     labels: Labels | None = None
@@ -72,10 +72,23 @@ class TeacherFiles:
                     f"teacher: {name} and {names[0]} have different tokenizers; use teachers with the same tokenizer,"
                     " or only one of them"
                 )
-        chosen = next((number for number, (config, _) in enumerate(read) if config.reads_token_types), 0)
-        config, contents = read[chosen]
-        pruned = saved_heads(contents, source=str(directories[chosen] / CONFIG_FILE))
-        return cls(tuple(names), tuple(directories), config, tokenizers[0], pruned)
+        pruned = saved_heads(read[0][1], source=str(directories[0] / CONFIG_FILE))
+        return cls(tuple(names), tuple(directories), tuple(config for config, _ in read), tokenizers[0], pruned)
+
+    @property
+    def config(self) -> EncoderConfig:
+        """Of the first encoder, from which students are made."""
+        return self.configs[0]
+
+    @property
+    def max_tokens(self) -> int:
+        """Length of the longest sequence that all of them can read."""
+        return min(config.max_tokens for config in self.configs)
+
+    @property
+    def reads_token_types(self) -> bool:
+        """Whether any of them reads token types."""
+        return any(config.reads_token_types for config in self.configs)
 
     @property
     def shape(self) -> ModelShape:

@@ -115,6 +115,12 @@ class TextDistiller(TeacherCost, StudentTrainer):
         objectives = [objective for stage_run in self.stages for objective in stage_run.objectives]
         if recipe.init is not None:
             model = super()._new_model(config)
+            rows = model.encoder.vocab_size, teacher.encoder.vocab_size
+            if rows[0] != rows[1] and any(isinstance(each, WordObjective) for each in objectives):
+                raise DataError(
+                    f"student: {recipe.init}: its word table has {rows[0]:,} rows, that of the teacher {rows[1]:,}, so"
+                    " the logits of words cannot be compared; use models with word tables of the same size"
+                )
         else:
             # As many rows as the teacher's table, which can have spare ones.
             model = pretraining_model(config, objectives, teacher.encoder.vocab_size, pad_id=self.vocabulary.pad_id)
@@ -169,7 +175,8 @@ class TextDistiller(TeacherCost, StudentTrainer):
         results = super().results()
         last = self.stages[-1]
         masked = [each for each in last.objectives if isinstance(each, MaskedLM)]
-        if masked and all(MaskedLM.term in model.head_names for model in self.teachers):
+        fits = last.stage.recipe.data.sequence_length <= self.files.max_tokens
+        if masked and fits and all(MaskedLM.term in model.head_names for model in self.teachers):
             totals = []
             for model in self.teachers:
                 batches = counted(

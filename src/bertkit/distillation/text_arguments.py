@@ -150,10 +150,9 @@ def check_fit(recipe: DistillTextRecipe, teacher: TeacherFiles, *, offline: bool
         check_single_teacher(terms, len(recipe.teachers), key="objective")
         specs_of(terms, shapes, key="objective")
         length = stage.recipe.data.sequence_length
-        if length > teacher.config.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
+        if length > teacher.max_tokens and (terms or teacher_objectives(stage.recipe.objectives)):
             raise UsageError(
-                f"data.sequence_length is {length}, but the teacher reads at most {teacher.config.max_tokens} tokens;"
-                " lower it"
+                f"data.sequence_length is {length}, but the teacher reads at most {teacher.max_tokens} tokens; lower it"
             )
 
 
@@ -174,9 +173,8 @@ def _check_word_heads(terms: Sequence[str], teacher: TeacherFiles) -> None:
 
 def _teacher_names(arguments: DistillTextArguments, tree: Located) -> list[str]:
     """The teachers named on the command line, or else in the recipe."""
-    written = tree.child("teacher")
-    recipes = TO_BE_GIVEN if written is None else written.plain()
-    found = list(arguments.teachers) or (list(recipes) if isinstance(recipes, list | tuple) else [recipes])
+    recipes = _written(tree, "teacher")
+    found = list(arguments.teachers) or (recipes if isinstance(recipes, list) else [recipes])
     if not found or TO_BE_GIVEN in found or not all(isinstance(name, str) for name in found):
         raise UsageError(
             "teacher: the recipe leaves the teacher to you; give --teacher MODEL, a model directory, a run directory or"
@@ -192,15 +190,12 @@ def _tokenizer_override(tree: Located, teacher: TeacherFiles, *, offline: bool) 
         UsageError: the recipe trains a tokenizer.
         DataError: the given tokenizer is a different one.
     """
-    given, own, name = tree.child("tokenizer"), tree.child("teacher"), teacher.names[0]
-    settings = None if given is None else given.plain()
+    settings, name = _written(tree, "tokenizer"), teacher.names[0]
     if isinstance(settings, dict) and settings:
         path = settings.get("path")
-        if own is not None and path == own.plain():
-            path = name
         if path is None:
             raise UsageError("tokenizer: a student uses its teacher's tokenizer; leave `tokenizer` out of the recipe")
-        if path != name:
+        if path not in (name, _written(tree, "teacher")):
             check_tokenizer(load_tokenizer(path, offline=offline), teacher.tokenizer, source=str(path))
     return [Override("tokenizer", {"path": name})]
 
@@ -216,7 +211,9 @@ def _with_teachers_vocabulary(arguments: DistillTextArguments, tree: Located, te
 
 def _with_own_vocabulary(arguments: DistillTextArguments, tree: Located, teacher: TeacherFiles) -> list[Override]:
     """Overrides: the student's initial weights and sizes, and its vocabulary's training if its model has none."""
-    words = vocabulary_overrides(_mapping(tree, "tokenizer"), teacher.tokenizer, source=teacher.names[0])
+    given = _written(tree, "tokenizer")
+    settings = given if isinstance(given, dict) else {}
+    words = vocabulary_overrides(settings, teacher.tokenizer, source=teacher.names[0])
     if arguments.student is None:
         return [*_model_override(tree, teacher.config, same_depth=True), *words]
     return [Override("student", None), *init_overrides(replace(arguments, init=arguments.student))]
@@ -224,18 +221,15 @@ def _with_own_vocabulary(arguments: DistillTextArguments, tree: Located, teacher
 
 def _has_own_vocabulary(tree: Located) -> bool:
     """Whether a recipe that is not validated yet gives the student its own vocabulary."""
-    objectives = tree.child("objective")
-    listed = None if objectives is None else objectives.plain()
+    listed = _written(tree, "objective")
     return isinstance(listed, list) and any(
         each == MixedVocabulary.term or (isinstance(each, dict) and MixedVocabulary.term in each) for each in listed
     )
 
 
-def _mapping(tree: Located, key: str) -> dict[str, Any]:
-    """The value of a key if it is a mapping; the schema rejects anything else."""
-    given = tree.child(key)
-    settings = None if given is None else given.plain()
-    return settings if isinstance(settings, dict) else {}
+def _written(tree: Located, key: str) -> Any:
+    """What a recipe that is not validated yet has for a key; None if nothing."""
+    return None if (found := tree.child(key)) is None else found.plain()
 
 
 def _model_override(tree: Located, teacher: EncoderConfig, *, same_depth: bool) -> list[Override]:
@@ -244,8 +238,7 @@ def _model_override(tree: Located, teacher: EncoderConfig, *, same_depth: bool) 
     Args:
         same_depth: whether it has all the teacher's layers.
     """
-    given = tree.child("model")
-    settings = {} if given is None else given.plain()
+    settings = {} if tree.child("model") is None else _written(tree, "model")
     if not isinstance(settings, dict) or "family" in settings:
         return []
     whole = teacher.model_dump(mode="json")
@@ -260,8 +253,8 @@ def _model_override(tree: Located, teacher: EncoderConfig, *, same_depth: bool) 
 def _layers_to_copy(tree: Located, depth: int, keep: object) -> list[int] | None:
     """The teacher's layers that a recipe (not validated yet) copies or could copy; None if these layers do not
     exist."""
-    layers = student.child("layers") if (student := tree.child("student")) is not None else None
-    wanted = "first" if layers is None or layers.plain() is None else layers.plain()
+    student = tree.child("student")
+    wanted = (None if student is None else _written(student, "layers")) or "first"
     try:
         if isinstance(wanted, list):
             return chosen_layers(wanted, of=depth)

@@ -18,7 +18,8 @@ from bertkit.distillation.student_settings import (
     Distillation,
     TextStudent,
 )
-from bertkit.distillation.terms import Attention, ShapePair
+from bertkit.distillation.terms import PROJECTIONS, Attention, ShapePair
+from bertkit.errors import UsageError
 from bertkit.objectives.base import CompanionObjective, Objective
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.registry import OBJECTIVES
@@ -70,9 +71,9 @@ class Progressive(Settings):
     current_rate: float | None = Field(
         None,
         gt=0,
-        description="Learning rate of a layer in its own phase, as a multiple of the schedule's; all other"
-        " parameters except those of earlier layers are then frozen. null: everything that the loss reaches is trained"
-        " at one learning rate.",
+        description="Learning rate of a layer in its own phase, and of the terms' projections, as a multiple of the"
+        " schedule's; all other parameters except those of earlier layers are then frozen. null: everything that the"
+        " loss reaches is trained at one learning rate.",
     )
     earlier_rate: float = Field(
         0.0,
@@ -106,8 +107,10 @@ class Progressive(Settings):
             return []
         before = [f"layers.{number}" for number in range(layer - 1)]
         earlier = [{"parameters": before, "rate": self.earlier_rate}] if before else []
-        own = {"parameters": f"layers.{layer - 1}", "rate": self.current_rate}
-        return [own, *earlier, {"parameters": "*", "rate": 0.0}]
+        own = f"layers.{layer - 1}"
+        projects = any(getattr(item.objective, "projection", None) for item in self.objective)
+        named = [own, f"companions.{PROJECTIONS}"] if projects else own
+        return [{"parameters": named, "rate": self.current_rate}, *earlier, {"parameters": "*", "rate": 0.0}]
 
 
 class TeacherCacheConfig(Settings):
@@ -260,4 +263,9 @@ def _of_layer(objective: Objective, layer: int, shapes: ShapePair) -> dict[str, 
     wanted = getattr(objective, "layers")  # noqa: B009  # the schema takes no term without
     pairs = shapes.layer_pairs(wanted, term=f"progressive.objective.{objective.term}")
     own = [pair for pair in pairs if pair[0] == layer]
+    if not own:
+        raise UsageError(
+            f"progressive.objective.{objective.term}.layers: no layer of the teacher is given for the student's layer"
+            f" {layer}, but every layer has a phase; write uniform, first, or a pair for each"
+        )
     return {objective.term: {**objective.model_dump(mode="json"), "layers": own}}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bertkit.distillation.terms.attention import Attention
 from bertkit.distillation.terms.base import (
+    PROJECTIONS,
     DistillationTerm,
     LinearProjections,
     OutputPair,
     ShapePair,
     add_projections,
     check_single_teacher,
-    compares_layers,
+    layer_terms,
     new_projections,
     projections_of,
     specs_of,
@@ -37,6 +38,7 @@ TERMS: dict[str, type[DistillationTerm]] = {
 
 __all__ = [
     "LABELS",
+    "PROJECTIONS",
     "TERMS",
     "Attention",
     "Cosine",
@@ -54,7 +56,7 @@ __all__ = [
     "SoftTargets",
     "add_projections",
     "check_single_teacher",
-    "compares_layers",
+    "layer_terms",
     "new_projections",
     "projections_of",
     "specs_of",

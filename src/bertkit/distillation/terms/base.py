@@ -174,9 +174,9 @@ def specs_of(
     return student, teacher
 
 
-def compares_layers(terms: Sequence[DistillationTerm]) -> bool:
-    """Whether any term compares anything besides logits."""
-    return any(not term.compares_logits for term in terms)
+def layer_terms(terms: Sequence[DistillationTerm]) -> list[str]:
+    """The names of the terms that compare layers."""
+    return [term.term for term in terms if not term.compares_logits]
 
 
 def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, key: str) -> None:
@@ -190,8 +190,7 @@ def check_single_teacher(terms: Sequence[DistillationTerm], teachers: int, *, ke
     Raises:
         UsageError: a term compares the layers of several teachers.
     """
-    inside = [term.term for term in terms if not term.compares_logits]
-    if inside and teachers > 1:
+    if teachers > 1 and (inside := layer_terms(terms)):
         raise UsageError(
             f"{key}.{inside[0]}: compares layers, but several teachers act as one through the mean of their logits;"
             " give a single teacher, or leave the term out"
