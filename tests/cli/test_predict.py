@@ -323,6 +323,12 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
     assert (headless.code, headless.stdout) == (3, "")
     assert "has no task head (architectures: BertForPreTraining)" in headless.stderr
     assert "bertkit finetune --task TASK" in headless.stderr
+    config = json.loads((Path(trained.base) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMyTask"]}))
+    foreign = piped("a\n", "--model", tmp_path)
+    assert foreign.code == 3
+    assert "the class BertForMyTask in config.json (architectures) is not known" in foreign.stderr
+    assert "BertForSequenceClassification" in foreign.stderr
     document = ["--format", "document"]
     cases = [
         (3, "did you mean", [inputs.with_name("classification-inputs.jsonl"), "--model", run]),

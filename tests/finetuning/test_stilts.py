@@ -118,6 +118,45 @@ def test_a_head_with_labels_of_the_same_names_is_kept_in_its_order(
     assert again.new_head
 
 
+@pytest.mark.parametrize("kind", ["classification", "tagging"])
+def test_of_a_head_with_more_labels_the_outputs_of_the_tasks_own_are_kept(
+    kind: str, place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a checkpoint from elsewhere; as a recogniser of three kinds of entities for texts with two of them."""
+    tagged = [([*text.split(), label], ["O" for _ in text.split()] + [f"B-{label}"]) for text, label in reviews(30, 5)]
+    head = {"classification": "sequence_classification", "tagging": "token_classification"}[kind]
+    names = ("O", "B-good", "I-good", "B-X", "I-X", "B-bad", "I-bad") if kind == "tagging" else ("good", "fair", "bad")
+    other = write_model(tmp_path / "other", heads=(head,), labels=Labels(names))
+    task = place.task("two", reviews(30, 9))
+    if kind == "tagging":
+        path = tmp_path / "tags.jsonl"
+        path.write_text("".join(f"{json.dumps({'words': words, 'tags': tags})}\n" for words, tags in tagged))
+        columns = Columns(text="words", label="tags")
+        task = CustomTask(name="tags", kind="tagging", train=str(path), dev=str(path), columns=columns)
+    with caplog.at_level(logging.INFO):
+        prepared, begun = place.start(task, other)
+    left_out, rows = ("B-X, I-X", [0, 1, 2, 5, 6]) if kind == "tagging" else ("fair", [0, 2])
+    assert f"the task has no labels {left_out}: the head's outputs for them are left out" in caplog.text
+    assert prepared.task.labels.names == tuple(names[row] for row in rows)
+    whole = load_model(other)[0].state_dict()
+    for name, weight in begun.items():
+        expected = whole[name][rows] if name.startswith(f"{head}.output.") else whole[name]
+        assert torch.equal(weight, expected), name
+    _, drawn = place.start(task, other, "new_head=true")
+    assert not torch.equal(drawn[f"{head}.output.weight"], begun[f"{head}.output.weight"])
+
+
+def test_a_run_on_more_labels_gives_its_head_to_a_task_with_fewer(place: Place) -> None:
+    fewer = place.task("fewer", [(text, relation(text)) for text, _ in reviews(60, 3) if relation(text) != THREE[1]])
+    prepared, begun = place.start(fewer, place.intermediate.run.path)
+    assert not prepared.new_head
+    learnt = load_model(place.intermediate.run.model)[0].state_dict()
+    assert torch.equal(
+        begun["sequence_classification.output.bias"], learnt["sequence_classification.output.bias"][[0, 2]]
+    )
+    assert place.run(fewer, place.intermediate.run.path).results["splits"]["dev"]
+
+
 def test_a_number_starts_from_three_labels_and_labels_from_a_number(place: Place) -> None:
     similar = place.task("similar", [(text, float(y == "good")) for text, y in reviews(30, 4)], kind="regression")
     prepared, begun = place.start(similar, place.intermediate.run.path)

@@ -399,9 +399,10 @@ def test_both_stacks_start_as_a_bert_but_for_what_joins_them() -> None:
     with torch.no_grad():
         for part in bert.parameters():
             part.add_(torch.randn_like(part) * 0.1)
-    wanted = BartConfig(hidden_size=48, max_position_embeddings=16, num_decoder_layers=1)
+    wanted = BartConfig(hidden_size=48, max_position_embeddings=16, num_decoder_layers=1, activation_dropout_prob=0.3)
     found = converted_config(config, wanted)
     assert isinstance(found, BartConfig)
+    assert found.activation_dropout_prob == 0.3, "BERT has no such setting"
     assert (found.hidden_size, found.max_position_embeddings, found.decoder_layer_count) == (24, 16, 1)
     model = converted(bert, found, [SEQ2SEQ])
     assert model.head_names == (SEQ2SEQ,)

@@ -15,6 +15,7 @@ import torch
 from tests.models.oracle import Case, ask_oracle, make_inputs, make_twins, oracle_logits
 from tests.tasks.tiny_task import tiny_tokenizer
 
+from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.models.attention.distance_bias import distance_buckets
 from bertkit.models.attention.rotary import RotaryTable
@@ -23,6 +24,8 @@ from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.models.families.mpnet import BUCKETS, FURTHEST
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
+from bertkit.models.operators import dropout
+from bertkit.pretraining.recipe import load_recipe
 
 pytest.importorskip("transformers")
 
@@ -176,6 +179,26 @@ def test_modernberts_older_config_says_the_same_as_the_newer() -> None:
         assert getattr(first, key) == getattr(second, key)
         assert first.to_hub()[key] == second.to_hub()[key]
     assert first.to_hub()["rope_parameters"] == second.to_hub()["rope_parameters"] == newer["rope_parameters"]
+
+
+def test_modernbert_drops_out_the_output_of_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in its released files. With a factor in place of dropout, it is as if the output's weights were larger."""
+    monkeypatch.setattr(dropout, "_dropped", lambda hidden, rate: hidden * (1 + rate))
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 17}
+    config = ModernBertConfig(**sizes, attention_output_dropout=0.3)
+    model = HeadedModel(config.build(20))
+    model.initialise(1)
+    batch = PackedBatch.from_ids([[3, 4, 5], [6, 7]])
+    found = model.train()(batch)
+    with torch.no_grad():
+        for layer in model.encoder.get_submodule("layers").children():
+            layer.get_parameter("attention.output.weight").mul_(1.3)
+    torch.testing.assert_close(found, model.eval()(batch))
+    assert ModernBertConfig.from_hub(config.to_hub()).attention_output_dropout == 0.3
+    assert "attention_output_dropout" not in ModernBertConfig(**sizes).to_hub()
+    for name in ("modernbert", "modernbert-large"):
+        settings = load_recipe(name).model.model_dump()
+        assert (settings["attention_output_dropout"], settings["attention_probs_dropout_prob"]) == (0.1, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from bertkit.kernels.gpu_attention import triton_attention_enabled
 from bertkit.models.attention import varlen
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.bigbird import BigBirdConfig
 from bertkit.models.families.eurobert import EuroBertConfig
 from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.models.families.mosaicbert import MosaicBertConfig
@@ -80,6 +81,7 @@ def nothing_compiled() -> Iterator[None]:
         ModernBertConfig(**SIZES),
         EuroBertConfig(**SIZES, num_key_value_heads=1),
         NomicBertConfig(**SIZES),
+        BigBirdConfig(**SIZES, block_size=2, num_random_blocks=1),
     ],
     ids=lambda config: config.family,
 )

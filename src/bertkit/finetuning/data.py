@@ -368,18 +368,22 @@ def _in_order(
     contents: Mapping[str, Any],
     directory: Path,
 ) -> tuple[str, ...]:
-    """The labels in the order of the model's existing head, matched by name."""
+    """The labels in the order of the model's existing head, matched by name; it may have more."""
     if recipe.new_head or not has_head(config, contents, recipe.spec.head):
         return wanted
     try:
         here = Labels.from_hub(contents)
-        order = here.order_of(wanted, source=str(directory))
+        order = here.order_of(wanted, source=str(directory), may_have_more=True)
     except ValueError as error:
         raise DataError(f"{directory}/config.json: {error}") from error
     except DataError as error:
         raise DataError(f"{error}; or {_NEW_HEAD}") from error
+    if others := [name for number, name in enumerate(here.names) if number not in order]:
+        log.info(
+            "%s: the task has no labels %s: the head's outputs for them are left out", directory, ", ".join(others)
+        )
     by_logit = dict(zip(order, wanted, strict=True))
-    return tuple(by_logit[number] for number in range(len(wanted)))
+    return tuple(by_logit[number] for number in sorted(by_logit))
 
 
 def watched_splits(spec: TaskSpec) -> tuple[str, ...]:

@@ -171,8 +171,21 @@ class TaskTrainer:
         names = {name for name, hub_name in hub_names.items() if hub_name in anew}
         if new_head:
             names |= {name for name in hub_names if name.startswith(f"{head}.")}
+        elif report.reinitialised:
+            names -= self._keep_outputs(model, directory)
         model.initialise(seed, only=names)
         if isinstance(self.task, Regression) and f"{head}.output.bias" in names:
             with torch.no_grad():  # start at the labels' mean, so that no updates are spent on finding their scale
                 model.get_parameter(f"{head}.output.bias").fill_(self.task.output_for(prepared.label_mean))
         return model
+
+    def _keep_outputs(self, model: HeadedModel, directory: Path) -> set[str]:
+        """Copy the outputs for the task's labels from a head that has more labels; returns the names of the weights."""
+        source, _ = load_model(directory, heads=(self.task.head,))
+        rows = list(source.labels.order_of(self.task.labels.names, source=str(directory), may_have_more=True))
+        whole, own = source.state_dict(), dict(model.named_parameters())
+        names = {name for name, weight in own.items() if name in whole and whole[name].shape != weight.shape}
+        with torch.no_grad():
+            for name in names:
+                own[name].copy_(whole[name][rows])
+        return names

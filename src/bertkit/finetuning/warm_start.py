@@ -1,4 +1,4 @@
-"""Fine-tuning from a fine-tuned model: the encoder is kept, and also the head if its labels are the task's.
+"""Fine-tuning from a fine-tuned model: the encoder is kept, and also the head if the task's labels are among its own.
 
 Phang et al. 2018, STILTs, arXiv:1811.01088 (supplementary training on an intermediate task, then the target task); Liu
 et al. 2019, RoBERTa, arXiv:1907.11692, section 5.1 (RTE, STS-B and MRPC start from the model of MNLI). Labels are
@@ -88,7 +88,7 @@ def _misfit(learnt: TaskSpec, spec: TaskSpec, labels: tuple[str, ...] | None, di
         return None
     _, contents = read_config(directory)
     here = Labels.from_hub(contents).names
-    if {name.casefold() for name in here} != {name.casefold() for name in labels}:
+    if not {name.casefold() for name in here} >= {name.casefold() for name in labels}:
         return f"its labels were {', '.join(here)}"
     if learnt.name != spec.name and all(name.isdigit() for name in here):
         return f"labels like {', '.join(here)} may not mean the same"

@@ -375,10 +375,18 @@ def head_kind(config: EncoderConfig, contents: Mapping[str, Any], name: str) -> 
         return "classification"
     heads = [head for head in dict.fromkeys(HEADS.values()) if has_head(config, contents, head)]
     if not heads:
-        raise DataError(
-            f"{name}: has no task head (architectures: {', '.join(contents.get('architectures') or ['none'])});"
-            f" `bertkit finetune --task TASK --model {shell_word(name)}` makes one"
-        )
+        named = contents.get("architectures") or ["none"]
+        plans = {head: plan.architecture for head, plan in config.heads().items() if plan.architecture}
+        known = {"none", config.classes + config.base_class_ending, *config.joint_architectures.values()}
+        strange = [each for each in named if each not in known.union(plans.values())]
+        classes = [plans[head] for head in dict.fromkeys(HEADS.values()) if head in plans]
+        makes = f"`bertkit finetune --task TASK --model {shell_word(name)}` makes one"
+        if strange and classes:
+            raise DataError(
+                f"{name}: the class {strange[0]} in config.json (architectures) is not known, so neither is its task"
+                f" head; if it has the weights of {' or '.join(classes)}, write that there; otherwise {makes}"
+            )
+        raise DataError(f"{name}: has no task head (architectures: {', '.join(named)}); {makes}")
     if heads[0] != HEADS["classification"]:
         return next(kind for kind, head in HEADS.items() if head == heads[0])
     labels = Labels.from_hub(contents)

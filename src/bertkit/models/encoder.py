@@ -29,7 +29,7 @@ from bertkit.settings import Settings
 from bertkit.text.tokenizer import Tokenizer
 
 _SCALED = ("hidden_size", "intermediate_size", "num_attention_heads")
-"""Settings that make a model narrower; depth and the width of the embeddings are unchanged."""
+"""Settings that make a model narrower; the width of the embeddings is unchanged."""
 
 
 LARGEST_SIZES = {"_layers": 512, "_num": 512, "_networks": 64, "_size": 1 << 17, "_width": 1 << 17}
@@ -86,6 +86,9 @@ class EncoderConfig(Settings, ABC):
 
     hub_fixed: ClassVar[Mapping[str, Any]] = {"is_decoder": False, "add_cross_attention": False}
     """Keys of config.json that must have this value; with any other it is a different model."""
+
+    hub_fixed_by_head: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The same for keys that only these heads read."""
 
     hub_ignored: ClassVar[tuple[str, ...]] = (".position_ids", ".token_type_ids")
     """Endings of names in weight files that are not weights."""
@@ -144,17 +147,24 @@ class EncoderConfig(Settings, ABC):
         shared = auxiliary_heads(pooled=self.pooler_hub_name is not None)
         return own | {name: plan for name, plan in shared.items() if name not in own}
 
-    def generator(self, size: float) -> Self:
+    def generator(self, size: float, depth: float = 1.0, *, mask_decoder: bool = False) -> Self:
         """The settings of a smaller model for replaced-token detection (Clark et al. 2020, arXiv:2003.10555, table 6).
 
         Args:
             size: width, feed-forward width and heads as a share of this model's; 1/4 to 1/2 in the paper.
+            depth: number of layers as a share of this model's; 1 in the paper.
+            mask_decoder: whether it predicts with DeBERTa's enhanced mask decoder.
 
         Raises:
-            ValueError: if the scaled sizes do not fit together.
+            ValueError: if the scaled sizes do not fit together, or the family has no such decoder.
         """
+        if mask_decoder:
+            raise ValueError(
+                f"model.family {self.model_type!r} has no enhanced mask decoder, only deberta and deberta-v2"
+            )
         settings = self.model_dump()
-        scaled = {name: max(1, round(settings[name] * size)) for name in _SCALED if name in settings}
+        shares = dict.fromkeys(_SCALED, size) | {"num_hidden_layers": depth}
+        scaled = {name: max(1, round(settings[name] * share)) for name, share in shares.items() if name in settings}
         return type(self).model_validate({**settings, **scaled})
 
     def build_pooler(self, width: int) -> nn.Module:
@@ -176,9 +186,7 @@ class EncoderConfig(Settings, ABC):
         Raises:
             ValueError: an unsupported model, or an invalid value.
         """
-        for key, wanted in cls.hub_fixed.items():
-            if contents.get(key, wanted) != wanted:
-                raise ValueError(f"{key} is {contents[key]!r}; only {wanted!r} is supported")
+        require_values(contents, cls.hub_fixed)
         keys = {name: cls.hub_keys.get(name, name) for name in cls.model_fields if name != "family"}
         known = {name: contents[key] for name, key in keys.items() if key in contents}
         return cls.model_validate({**cls.hub_defaults, **known}, strict=False)
@@ -215,6 +223,13 @@ Initializer = Annotated[
         " normal distribution with standard deviation initializer_range."
     ),
 ]
+
+
+def require_values(contents: Mapping[str, Any], fixed: Mapping[str, Any], *, where: str = "") -> None:
+    """Raise ValueError if a key of config.json has another value than this; `where`: what reads it, for the message."""
+    for key, wanted in fixed.items():
+        if contents.get(key, wanted) != wanted:
+            raise ValueError(f"{key} is {contents[key]!r:.60}; only {wanted!r} is supported{where}")
 
 
 def require_whole_heads(width: int, heads: int, field: str = "num_attention_heads") -> None:
@@ -295,6 +310,9 @@ class Encoder(nn.Module, ABC):
 
     recomputes_layers: ClassVar[bool] = True
     """Whether a layer can be recomputed from the inputs of its `forward` alone."""
+
+    decodes_masks: bool = False
+    """Whether `forward_tokens` computes the states that predict masked tokens in another way than `forward`."""
 
     layers_run_once: ClassVar[bool] = True
     """Whether a pass calls each layer exactly once, rather than its parts or as often as the batch needs. Its weights

@@ -16,7 +16,6 @@ Shapes: T packed tokens, B sequences, S longest sequence, D width of the encoder
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import torch
@@ -47,26 +46,18 @@ LayerChoice = Literal[
 _LAST_FOUR = 4
 
 
-@dataclass(frozen=True)
-class _LayerSelection:
-    """Which states are read, as a function of L, from 0 (the embeddings) to L (the last layer); and whether they are
-    summed."""
-
-    states: Callable[[int], range]
-    summed: bool = False
-
-
-_LAYER_SELECTIONS: dict[LayerChoice, _LayerSelection] = {
-    "embeddings": _LayerSelection(lambda last: range(1)),
-    "second-to-last": _LayerSelection(lambda last: range(last - 1, last)),
-    "last": _LayerSelection(lambda last: range(last, last + 1)),
-    "weighted-sum-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1), summed=True),
-    "concat-last-four": _LayerSelection(lambda last: range(last + 1 - _LAST_FOUR, last + 1)),
-    "weighted-sum-all": _LayerSelection(lambda last: range(1, last + 1), summed=True),
-    "weighted-sum-with-embeddings": _LayerSelection(lambda last: range(last + 1), summed=True),
+_STATES: dict[LayerChoice, Callable[[int], range]] = {
+    "embeddings": lambda last: range(1),
+    "second-to-last": lambda last: range(last - 1, last),
+    "last": lambda last: range(last, last + 1),
+    "weighted-sum-last-four": lambda last: range(last + 1 - _LAST_FOUR, last + 1),
+    "concat-last-four": lambda last: range(last + 1 - _LAST_FOUR, last + 1),
+    "weighted-sum-all": lambda last: range(1, last + 1),
+    "weighted-sum-with-embeddings": lambda last: range(last + 1),
 }
+"""Which states are read, as a function of L, from 0 (the embeddings) to L (the last layer)."""
 _WITH_EMBEDDINGS = ("embeddings", "weighted-sum-with-embeddings")
-assert set(_LAYER_SELECTIONS) == set(get_args(LayerChoice))
+assert set(_STATES) == set(get_args(LayerChoice))
 
 
 class FeatureSource(Protocol):
@@ -108,12 +99,12 @@ class FeatureLstmConfig(EncoderConfig):
     @property
     def states(self) -> range:
         """The states that are read: 0 is the embeddings, L the last layer."""
-        return _LAYER_SELECTIONS[self.layers].states(self.base_layers)
+        return _STATES[self.layers](self.base_layers)
 
     @property
     def is_sum(self) -> bool:
         """Whether the states are summed rather than concatenated."""
-        return _LAYER_SELECTIONS[self.layers].summed
+        return self.layers.startswith("weighted-sum")
 
     @property
     def max_tokens(self) -> int:

@@ -12,7 +12,7 @@ Shapes: T packed tokens, B sequences, M selected tokens, D width, V vocabulary, 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder, EncoderConfig, initialise
 from bertkit.models.heads import HEAD_KINDS, HeadShape, Summary
 from bertkit.models.labels import Labels
+from bertkit.models.operators.disentangled_embedding import DIFFERENCE, DisentangledEmbedding
 from bertkit.models.operators.vocabulary import VocabularyHead, VocabularyProjection
 from bertkit.models.quantisation.int8 import QuantisedModule
 from bertkit.models.recorder import Recorder
@@ -105,12 +106,18 @@ class HeadedModel(nn.Module):
         return {key: each for key, each in self.companions[name].named_parameters() if id(each) not in own}
 
     def own_state_dict(self) -> dict[str, Tensor]:
-        """The weights by name, without those that only companions have."""
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(COMPANIONS)}
+        """The weights by name, without those that only companions have; embeddings that are a sum with a companion's
+        are whole."""
+        state = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(COMPANIONS)}
+        for name, part in self._disentangled().items():
+            del state[name + DIFFERENCE]
+            state[f"{name}.weight"] = part.weight
+        return state
 
     def initialise(self, seed: int, *, only: Collection[str] | None = None) -> None:
         """Draw weights by the family's rules: those of the parameters named in `only`, or all if it is None."""
-        initialise(self, self.encoder.config, seed=seed, only=set(self.own_state_dict()) if only is None else only)
+        own = {name for name, _ in self.named_parameters() if not name.startswith(COMPANIONS)}
+        initialise(self, self.encoder.config, seed=seed, only=own if only is None else only)
         if only is None:
             self.encoder.finish_initialisation()
             self.initialise_companions(seed)
@@ -121,6 +128,24 @@ class HeadedModel(nn.Module):
             companion.initialise(derived_seed(seed, name), only=set(self.unshared(name)))
             if companion.encoder is not self.encoder:
                 companion.encoder.finish_initialisation()
+        for part in self._disentangled().values():
+            part.settle()
+
+    def take_companion(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Give a companion these weights, by its own names, except those that it shares with this model."""
+        tables = {id(part.shared): part for part in self._disentangled().values()}
+        companion = self.companions[name]
+        with torch.no_grad():
+            for key, parameter in self.unshared(name).items():
+                owner = companion.get_submodule(key.rpartition(".")[0])
+                if id(owner) in tables:
+                    tables[id(owner)].share_instead(state[key])
+                else:
+                    parameter.copy_(state[key])
+
+    def _disentangled(self) -> dict[str, DisentangledEmbedding]:
+        """The embeddings of this model that are a sum with a companion's, by name."""
+        return {name: part for name, part in self.named_modules() if isinstance(part, DisentangledEmbedding)}
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """Hidden states, (T, D)."""
@@ -132,6 +157,8 @@ class HeadedModel(nn.Module):
         summary = self.plans[head].summary
         if summary == "mean" or not self.reads_one_token(head):
             hidden_TD: Tensor = self(batch, recorder)
+            if self.encoder.decodes_masks and head == "masked_lm":
+                return self.encoder.forward_tokens(batch, torch.arange(batch.num_tokens, device=hidden_TD.device))
             return hidden_TD
         token_B = summarised_token(summary, batch)
         return self.encoder.forward_summary_token(
@@ -176,7 +203,15 @@ class HeadedModel(nn.Module):
         """A head's logits for every token, (T, K), or sequence, (B, K), from all states or those `states` returns."""
         if HEAD_KINDS[head] == "sequences":
             return self.sequence_logits(head, self.summary(head, hidden_TD, batch))
-        return self.token_logits(head, hidden_TD)
+        return self.token_logits(head, self.with_first(head, hidden_TD, batch))
+
+    def with_first(self, head: str, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+        """The states that a token head reads, (T, D): the given ones, or their sums with each sequence's first."""
+        if not self.plans[head].adds_first:
+            return hidden_TD
+        lengths_B = batch.sequences.cu_seqlens_B1.diff().long()
+        first_T = torch.repeat_interleave(batch.first_token_B, lengths_B, output_size=batch.num_tokens)
+        return hidden_TD + hidden_TD.index_select(0, first_T)
 
     def projection(self, head: str, hidden_MD: Tensor) -> VocabularyProjection:
         """The logits of a vocabulary head for these states, (M, D), not yet computed."""
@@ -267,6 +302,33 @@ def share_embeddings(encoder: Encoder, source: Encoder) -> None:
             " objective.replaced_token.tie=none, or use a family with embedding_size, such as electra"
         )
     encoder.add_module(name, part)
+
+
+def disentangle_embeddings(encoder: Encoder, source: Encoder) -> None:
+    """Make an encoder's word embeddings the sum of the source's, without gradient, and of its own differences.
+
+    Raises:
+        UsageError: the tables have different shapes.
+    """
+    own, shared = encoder.word_embedding, source.word_embedding
+    if own.weight.shape != shared.weight.shape:
+        raise UsageError(
+            f"model.family {encoder.config.model_type!r} cannot share its word embeddings with its generator: their"
+            f" shapes are {tuple(own.weight.shape)} and {tuple(shared.weight.shape)}; set"
+            " objective.replaced_token.generator_size=1 or objective.replaced_token.tie=none"
+        )
+    parent, _, name = encoder.word_module.rpartition(".")
+    encoder.get_submodule(parent).add_module(name, DisentangledEmbedding(own, shared))
+
+
+def with_whole_tables(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's weights by parameter, in which each difference is replaced by its sum with a companion's table."""
+    whole = dict(weights)
+    for name in (name for name in weights if name.endswith(DIFFERENCE)):
+        table = name.removesuffix(DIFFERENCE) + ".weight"
+        shared = (key for key in weights if key.startswith(COMPANIONS) and key.endswith(f".{table}"))
+        whole[table] = whole.pop(name) + weights[next(shared)]
+    return whole
 
 
 def _embedding_part(encoder: Encoder) -> tuple[str, nn.Module]:

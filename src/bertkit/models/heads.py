@@ -36,6 +36,7 @@ HEAD_KINDS: dict[str, Reads] = {
     "sentence_order": "sequences",
     "sentence_structure": "sequences",
     "replaced_token": "tokens",
+    "contextual_replaced_token": "tokens",
     "sequence_classification": "sequences",
     "token_classification": "tokens",
     "span": "tokens",
@@ -82,6 +83,7 @@ class HeadPlan:
         decoder: for vocabulary heads, the Hub's module that is tied to the word embeddings.
         read: how a sequence head computes its input from all states, if none of the summaries applies (`summary` is
             then mean).
+        adds_first: whether a token head reads the sum of a token's state and that of its sequence's first token.
         before_mean: a map by a sequence head's module of all states before their mean, (T, D) to (T, D); None: none.
     """
 
@@ -93,6 +95,7 @@ class HeadPlan:
     summary: Summary = "first"
     decoder: str | None = None
     read: Callable[[Tensor, PackedBatch], Tensor] | None = None
+    adds_first: bool = False
     before_mean: Callable[[nn.Module, Tensor], Tensor] | None = None
 
 

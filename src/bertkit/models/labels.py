@@ -55,27 +55,28 @@ class Labels:
         """The labels in a config.json.
 
         Raises:
-            ValueError: they are not numbered from 0 without gaps, or the problem type is unknown.
+            ValueError: they are not numbered from 0 without gaps, two have the same name or number, or the problem type
+                is unknown.
         """
         problem_type = contents.get("problem_type")
         if problem_type is not None and problem_type not in get_args(ProblemType):
             raise ValueError(f"problem_type is {problem_type!r}; known are {', '.join(get_args(ProblemType))}")
-        named = contents.get("id2label")
-        if not named and contents.get("label2id"):
-            named = {number: name for name, number in contents["label2id"].items()}
+        key = "id2label" if contents.get("id2label") else "label2id"
+        pairs = list((contents.get(key) or {}).items())
+        named = pairs if key == "id2label" else [(number, name) for name, number in pairs]
         if not named:
             count = int(contents.get("num_labels", _DEFAULT_COUNT))
             if not 1 <= count <= MOST_LABELS:
                 raise ValueError(f"num_labels is {count!r:.60}; expected 1 to {MOST_LABELS:,}")
             return cls.unnamed(count, problem_type)
-        by_number = {int(number): str(name) for number, name in named.items()}
-        if sorted(by_number) != list(range(len(by_number))):
-            raise ValueError(f"id2label must number the labels from 0 without gaps, found {sorted(by_number)!s:.80}")
-        if repeated := [name for name, count in Counter(by_number.values()).items() if count > 1]:
+        numbers, names = zip(*sorted((int(number), str(name)) for number, name in named), strict=True)
+        if numbers != tuple(range(len(numbers))):
+            raise ValueError(f"{key} must number the labels from 0 without gaps, found {list(numbers)!s:.80}")
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(
                 f"id2label has {', '.join(repeated)!r:.80} more than once; give each label a name of its own"
             )
-        return cls(tuple(by_number[number] for number in range(len(by_number))), problem_type)
+        return cls(names, problem_type)
 
     def to_hub(self) -> dict[str, Any]:
         """The labels as keys of config.json."""
@@ -85,12 +86,13 @@ class Labels:
         }
         return found if self.problem_type is None else {**found, "problem_type": self.problem_type}
 
-    def order_of(self, wanted: Sequence[str], *, source: str) -> tuple[int, ...]:
+    def order_of(self, wanted: Sequence[str], *, source: str, may_have_more: bool = False) -> tuple[int, ...]:
         """The logit number of each requested label; names are compared ignoring case, unless they are the same.
 
         Args:
             wanted: a task's labels.
             source: the checkpoint, for messages.
+            may_have_more: whether the checkpoint may have further labels.
 
         Raises:
             DataError: the checkpoint is a regression, does not name its labels, or has different ones.
@@ -107,9 +109,9 @@ class Labels:
                 " in the order of the logits"
             )
         exact = {name: number for number, name in enumerate(self.names)}
-        if exact.keys() == set(wanted):  # some may differ in case alone
-            return tuple(exact[name] for name in wanted)
         here = {name.casefold(): number for number, name in enumerate(self.names)}
-        if sorted(map(str.casefold, self.names)) != sorted(map(str.casefold, wanted)):
-            raise DataError(f"{source}: the classifier's labels are {', '.join(self.names)}, not {', '.join(wanted)}")
-        return tuple(here[name.casefold()] for name in wanted)
+        for numbers, names in ((exact, tuple(wanted)), (here, tuple(map(str.casefold, wanted)))):
+            are_distinct = len(numbers) == self.count and len(set(names)) == len(names)
+            if are_distinct and (numbers.keys() >= set(names) if may_have_more else numbers.keys() == set(names)):
+                return tuple(numbers[name] for name in names)
+        raise DataError(f"{source}: the classifier's labels are {', '.join(self.names)}, not {', '.join(wanted)}")

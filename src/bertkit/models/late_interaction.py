@@ -41,6 +41,7 @@ from bertkit.models.sentence import (
     Dense,
     Normalise,
     TextReading,
+    is_of_pylate,
     modules_after,
     optional_json,
     settings_file,
@@ -213,8 +214,11 @@ def load_token_model(directory: Path) -> TokenModel:
     version, file = optional_json(directory / VERSION_FILE), settings_file(root)
     settings = optional_json(file)
     reading = TextReading.of(directory, root)
-    if version.get("model_type") == "ColBERT":
-        settings, mask = _settings_of_pylate(version) | settings, {"skiplist_words": version.get("skiplist_words", [])}
+    if is_of_pylate(version):
+        # Without a list of its own, it leaves out punctuation.
+        words = version.get("skiplist_words")
+        settings = _settings_of_pylate(version) | settings
+        mask = {"skiplist_words": list(PUNCTUATION) if words is None else words}
         modules += [] if any(isinstance(each, Normalise) for each in modules) else [Normalise()]
         markers = {name: version.get(f"{name}_prefix") or "" for name in ("query", "document")}
         own = {name: reading.prompts.get(name, "").removeprefix(marker) for name, marker in markers.items()}
@@ -229,7 +233,7 @@ def load_token_model(directory: Path) -> TokenModel:
 def _settings_of_pylate(version: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in a config_sentence_transformers.json of PyLate, under their present names."""
     length, expands = version.get("query_length") or 32, version.get("do_query_expansion", True)
-    attend = bool(version.get("attend_to_expansion_tokens", False))
+    attend = bool(version.get("attend_to_expansion_tokens", version.get("attend_to_mask_tokens")))
     expansion = {"strategy": "fixed", "attend": attend, "token": None, "length": length} if expands else None
     return {
         "query_length": None if expands else length,

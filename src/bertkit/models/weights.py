@@ -38,7 +38,8 @@ def to_hub_names(parameters: Iterable[str], names: Names) -> dict[str, str]:
     Raises:
         KeyError: a parameter is not in any module of the table.
     """
-    rules = [(re.compile(_pattern(here) + r"\.(?P<leaf>\w+)"), hub) for here, hub in _longest_first(names)]
+    longest_first = sorted(names.items(), key=lambda pair: -len(pair[0]))
+    rules = [(re.compile(_pattern(here) + r"\.(?P<leaf>\w+)"), hub) for here, hub in longest_first]
     found: dict[str, str] = {}
     for parameter in parameters:
         for rule, hub in rules:
@@ -50,10 +51,6 @@ def to_hub_names(parameters: Iterable[str], names: Names) -> dict[str, str]:
         else:
             raise KeyError(f"no Hub name for parameter {parameter}")
     return found
-
-
-def _longest_first(names: Names) -> list[tuple[str, str]]:
-    return sorted(names.items(), key=lambda pair: -len(pair[0]))
 
 
 def _pattern(name: str) -> str:
@@ -221,7 +218,8 @@ def compare_weights(
     hub_names = form.hub_names(state)
     tensors = _with_originals(tensors, form)
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in form.to_hub(_on_meta(state)).items()}
+        on_meta = {name: tensor.to("meta") for name, tensor in state.items()}
+        shapes = {name: tensor.shape for name, tensor in form.to_hub(on_meta).items()}
     report = WeightReport(tied=_checked_copies(tensors, form, source))
     report.unexpected = sorted(set(tensors) - set(shapes) - set(report.tied))
     open_names = {hub_names[name] for name in may_differ}
@@ -239,10 +237,6 @@ def compare_weights(
     if errors:
         raise DataError(f"{source}: " + "; ".join(errors))
     return report
-
-
-def _on_meta(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to("meta") for name, tensor in state.items()}
 
 
 def _checked_copies(tensors: Mapping[str, Tensor], form: HubForm, source: str) -> list[str]:

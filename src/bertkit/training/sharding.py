@@ -253,7 +253,8 @@ class Sharded(Placement):
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The layers that are units: those in stacks of several, in all encoders, each once."""
-    encoders = [part for part in model.modules() if isinstance(part, Encoder) and part.layers_run_once]
+    encoders = [part for part in model.modules() if isinstance(part, Encoder)]
+    encoders = [encoder for encoder in encoders if encoder.layers_run_once and not encoder.decodes_masks]
     stacks = [getattr(encoder, name, None) for encoder in encoders for name in _STACKS]
     return list(dict.fromkeys(layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack))
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bertkit.data.batch import PackedSequences
 from bertkit.models.attention import self_attention as attention
 from bertkit.models.attention.rotary import RotaryTable
-from bertkit.models.attention.self_attention import _FEW_KEYS, fused_attention
+from bertkit.models.attention.self_attention import _FEW_KEYS, attend, fused_attention
+from bertkit.models.attention.windows import sliding_window_attention
+from bertkit.models.recorder import Scope
 
 BF16 = {"atol": 0.04, "rtol": 0.04}
 """Scores, probabilities and means rounded to eight bits each, for values around one."""
@@ -39,6 +43,37 @@ def values_and_gradients(rows: list[Tensor], mask: Tensor | None, scale: float |
         mask = mask.to(query.dtype)
     mixed = fused_attention(query, key, value, mask, scale=scale)
     return [mixed.detach(), *torch.autograd.grad(mixed, (query, key, value), rows[3])]
+
+
+@pytest.mark.parametrize("each_side", [None, 1, 3, 30])
+@pytest.mark.parametrize("are_hidden", [False, True])
+@pytest.mark.parametrize("are_causal", [False, True])
+def test_each_sequence_attends_as_in_the_plain_formula(
+    each_side: int | None, are_hidden: bool, are_causal: bool
+) -> None:
+    """Some sequences are causal, and the last tokens of some are hidden from all others and from themselves."""
+    lengths, keys = [23, 22, 9, 2, 1], np.array([23, 7, 1, 1, 1])
+    causal_B = np.array([True, True, False, True, False]) if are_causal else None
+    sequences = PackedSequences.from_lengths(lengths, causal_B=causal_B, keys_B=keys if are_hidden else None)
+    heads = [drawn(sum(lengths), 2, 8, seed=seed) for seed in range(3)]
+    scope = Scope(None, "")
+    if each_side is None:
+        found_TNH = attend(*heads, sequences, dropout_rate=0.0, scope=scope)
+    else:
+        found_TNH = sliding_window_attention(*heads, sequences, each_side=each_side, dropout_rate=0.0, scope=scope)
+    parts = [torch.split(rows_TNH.transpose(0, 1), lengths, dim=1) for rows_TNH in heads]
+    for number, (query, key, value, found) in enumerate(zip(*parts, torch.split(found_TNH, lengths), strict=True)):
+        position = torch.arange(lengths[number])
+        sees = torch.ones(len(position), len(position), dtype=torch.bool)
+        if each_side is not None:
+            sees &= (position[:, None] - position).abs() <= each_side
+        if causal_B is not None and causal_B[number]:
+            sees &= position <= position[:, None]
+        if are_hidden:
+            sees &= position < keys[number]
+        sees |= torch.eye(len(position), dtype=torch.bool) & ~sees.any(dim=1, keepdim=True)
+        scores = (query @ key.transpose(1, 2) / math.sqrt(8)).masked_fill(~sees, -math.inf)
+        torch.testing.assert_close(found, (scores.softmax(dim=-1) @ value).transpose(0, 1))
 
 
 @pytest.mark.parametrize("kind", ["none", "keys", "near", "added"])

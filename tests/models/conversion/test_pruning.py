@@ -30,6 +30,7 @@ from bertkit.models.conversion.pruning import (
 )
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.elmo import ElmoConfig
 from bertkit.models.families.longformer import LongformerConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.families.t5 import T5Config
@@ -248,6 +249,16 @@ def test_positions_are_counted_from_the_same_padding(kind: type[EncoderConfig]) 
         assert other.encoder.to_hub()["pad_token_id"] == 0
 
 
+def test_the_longest_text_is_counted_from_the_same_padding(tmp_path: Path) -> None:
+    config = RobertaConfig(hidden_size=12, num_hidden_layers=2, num_attention_heads=3, max_position_embeddings=20)
+    built = HeadedModel(config.build(97, pad_id=7))
+    save_model(built, None, tmp_path)
+    loaded, _ = load_model(tmp_path)
+    for model in (built, loaded, keep_layers(loaded, [1])):
+        assert model.encoder.config.max_tokens == 12
+    assert config.max_tokens == 18, "which is that of RoBERTa's own padding, 1"
+
+
 @torch.no_grad()
 def test_transformers_computes_the_same_of_the_layers_that_are_kept(tmp_path: Path) -> None:
     model = small_bert()
@@ -318,6 +329,9 @@ def test_layers_that_depend_on_their_place_are_refused(tmp_path: Path) -> None:
     assert len(keep_layers(scaled, [0]).encoder.layers) == 1  # type: ignore[arg-type]  # a ModuleList
     with pytest.raises(UsageError, match="family albert: they share"):
         keep_layers(twins_model(CASES["albert"], tmp_path / "albert"), [0])
+    two_stacks = HeadedModel(ElmoConfig(lstm_width=8, projection_size=4).build(9))
+    with pytest.raises(UsageError, match=r"family elmo: .*not one stack"):
+        keep_layers(two_stacks, [0])
 
 
 @pytest.mark.parametrize("written", [{"7": [0]}, {"0": [9]}, {"first": [0]}, {"0": 1}, [1, 2], {"0": [0, 1, 2, 3, 4]}])

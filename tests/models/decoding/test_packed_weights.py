@@ -56,6 +56,20 @@ def test_steps_equal_those_of_torchs_products(rows: int, steps: int) -> None:
     assert not any("forward" in vars(part) for part in model.modules())
 
 
+def test_one_row_alone_in_bf16_alone_leaves_onednn() -> None:
+    products = StepProducts(small_gpt2(VOCABULARY, positions=9), "causal_lm", 1)
+
+    def is_used(rows: int) -> bool:
+        with products.of(rows):
+            return bool(torch.backends.mkldnn.enabled)
+
+    assert is_used(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert is_used(2)
+        assert not is_used(1)
+    assert torch.backends.mkldnn.enabled
+
+
 @torch.inference_mode()
 def test_bf16_is_torchs_bf16() -> None:
     if not has_onednn(torch.bfloat16):

@@ -116,6 +116,14 @@ def test_a_sequence_read_from_left_to_right_sees_no_later_token() -> None:
     assert same_S == [True] * 7 + [False] * 5
 
 
+def test_no_value_is_fetched_from_the_device() -> None:
+    """Neither of a batch that is read in both directions nor of one that is read from left to right."""
+    with torch.device("meta"):
+        model = made(neighbours=3, pair_rows=97)
+    for causal in (False, True):
+        assert model(PackedBatch.from_ids([[8], [5, 6, 7]], causal=causal).to(torch.device("meta"))).is_meta
+
+
 def test_layers_can_be_removed_where_nothing_depends_on_their_number() -> None:
     model, batch = made(pair_rows=31), PackedBatch.from_ids(random_sequences())
     smaller = keep_layers(model, [0, 2])

@@ -100,12 +100,15 @@ def test_a_feed_forward_width_that_a_config_of_gpt_cannot_say_is_refused() -> No
         GptConfig(hidden_size=24, num_attention_heads=3)
 
 
-def test_another_summary_is_refused(tmp_path: Path) -> None:
+def test_another_summary_is_refused_where_it_is_read(tmp_path: Path) -> None:
     make_oracle(BOTH[-1], "GPT2LMHeadModel").save_pretrained(tmp_path)
     contents = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**contents, "summary_activation": "tanh"}))
-    with pytest.raises(DataError, match="summary_activation is 'tanh'"):
-        load_model(tmp_path)
+    with pytest.raises(DataError, match=r"summary_activation is 'tanh'; only None .* for the head multiple_choice"):
+        load_model(tmp_path, heads=("multiple_choice",))
+    language_model, _ = load_model(tmp_path)
+    assert language_model.head_names == ("causal_lm",)
+    assert config_json(language_model, None)["summary_activation"] == "tanh"
 
 
 def test_initial_weights_of_gpt2_are_narrower_where_they_add_to_the_residual_stream() -> None:

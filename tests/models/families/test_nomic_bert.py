@@ -13,6 +13,7 @@ from tests.models.from_equations import SIZES, random_model, random_sequences
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
+from bertkit.models.conversion.pruning import keep_layers
 from bertkit.models.families.nomic_bert import NomicBertConfig
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
@@ -87,6 +88,16 @@ def test_an_encoder_of_before_is_read(prefix: str, tmp_path: Path) -> None:
     assert again.encoder.config == model.encoder.config
     batch = PackedBatch.from_ids(random_sequences())
     assert torch.equal(again(batch), model(batch))
+
+
+def test_an_encoder_of_before_comes_back_with_fewer_layers(tmp_path: Path) -> None:
+    """Its older keys stay in config.json, next to the newer ones."""
+    write_older_files(random_model(NomicBertConfig(**SIZES), heads=()), tmp_path, "bert.")
+    smaller = keep_layers(load_model(tmp_path)[0], [0, 2])
+    save_model(smaller, None, tmp_path / "smaller")
+    again, _ = load_model(tmp_path / "smaller")
+    batch = PackedBatch.from_ids(random_sequences())
+    assert torch.equal(again(batch), smaller(batch))
 
 
 def test_a_masked_lm_head_of_before_has_no_biases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bertkit.data.batch import BatchLanes, PackedBatch, TokenTargets
 from bertkit.models.attention.relative_attention import PermutationOrder, aligned
+from bertkit.models.attention.segment_memory import remembered
 from bertkit.models.families.xlnet import PERMUTATION, Xlnet, XlnetConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.recorder import Recorder
@@ -172,7 +173,8 @@ def test_a_memory_of_two_texts_before_equals_the_original(
         outputs = twins.oracle(**permuted.inputs.padded, mems=mems, use_mems=True)
         logits_MV = twins.model.token_logits("permutation_lm", streams.query_MD)
         torch.testing.assert_close(logits_MV, outputs.logits.flatten(0, 1), **TOLERANCE)
-        memory, mems = encoder.remember(streams, permuted.inputs.batch, memory), outputs.mems
+        following = remembered(streams.inputs_TD, inputs.batch, memory, reused=reuse_len, kept=mem_len or 0)
+        memory, mems = list(following.values()), outputs.mems
         for ours, theirs in zip(memory, mems, strict=True):
             torch.testing.assert_close(ours, theirs.transpose(0, 1), **TOLERANCE)
 
@@ -204,9 +206,9 @@ def test_a_memory_wants_sequences_of_one_length(twins: Twins) -> None:
     encoder = encoder_of(twins.model)
     unequal = make_inputs(CASES[0], twins.model, [5, 4]).batch
     with pytest.raises(ValueError, match="same length"):
-        encoder.remember(encoder.streams(unequal), unequal)
+        remembered(encoder.streams(unequal).inputs_TD, unequal, None, reused=None, kept=0)
     equal = make_inputs(CASES[0], twins.model, [5, 5]).batch
-    memory = encoder.remember(encoder.streams(equal), equal)
+    memory = list(remembered(encoder.streams(equal).inputs_TD, equal, None, reused=None, kept=0).values())
     with pytest.raises(ValueError, match="for 2 sequences, but the batch has 1"):
         encoder.streams(make_inputs(CASES[0], twins.model, [5]).batch, memory=memory)
 
@@ -226,9 +228,7 @@ def test_widths_without_waves_or_heads_are_refused(settings: dict[str, Any]) -> 
         XlnetConfig(**settings)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("d_head", 7), ("attn_type", "uni"), ("bi_data", True), ("summary_type", "first")]
-)
+@pytest.mark.parametrize(("key", "value"), [("d_head", 7), ("attn_type", "uni"), ("bi_data", True), ("untie_r", False)])
 def test_other_models_of_the_same_type_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{key} is {value!r}"):
         XlnetConfig.from_hub({"d_model": 30, "n_head": 5, key: value})

@@ -24,6 +24,7 @@ from bertkit.models.files.hub import check_vocabulary, find_model, load_model, s
 from bertkit.models.files.model_files import encoder_directory, read_weights, weights_hash
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
+from bertkit.models.registry import FAMILIES
 from bertkit.text.tokenizer_files import load_tokenizer
 
 SIZES = {
@@ -276,6 +277,20 @@ def test_a_faulty_setting_names_key_and_value(saved: Path, changes: dict[str, An
     assert str(saved) in said
 
 
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [("electra", "multiple_choice"), ("gpt2", "multiple_choice"), ("xlnet", "sequence_classification")],
+)
+def test_another_summary_is_refused_for_the_heads_that_read_it(family: str, head: str, tmp_path: Path) -> None:
+    sizes = {name: 6 for name in ("hidden_size", "embedding_size") if name in FAMILIES[family].model_fields}
+    config = FAMILIES[family].model_validate({**sizes, "num_attention_heads": 1, "intermediate_size": 5})
+    save_model(HeadedModel(config.build(VOCABULARY)), None, tmp_path)
+    edit_config(tmp_path, summary_type="mean")
+    with pytest.raises(DataError, match=f"summary_type is 'mean'; only .* for the head {head}"):
+        load_model(tmp_path, heads=(head,))
+    assert load_model(tmp_path, heads=("token_classification",))[0].extras["summary_type"] == "mean"
+
+
 def test_a_config_that_is_no_json_is_refused(saved: Path) -> None:
     (saved / "config.json").write_text("{")
     said = refused(saved)
@@ -410,17 +425,12 @@ def test_a_head_that_the_family_lacks_is_refused_with_those_that_it_has(saved: P
 def test_a_place_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no model here"):
         find_model(str(tmp_path))
-    (tmp_path / "adapter_config.json").touch()
-    with pytest.raises(DataError, match="is of an adapter; merge it into its model"):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    with pytest.raises(DataError, match="only LORA can be read; merge it into its model"):
         find_model(str(tmp_path))
     for name in ("./nowhere", "a/b/c"):
         with pytest.raises(DataError, match=rf"{name}: does not exist; "):
             find_model(name)
-
-
-def test_an_embedder_of_which_only_an_adapter_is_there_is_told_so(saved: Path) -> None:
-    (saved / "config.json").rename(saved / "adapter_config.json")
-    assert re.search(r"config\.json: does not exist: adapter_config\.json is of an adapter; merge", refused(saved))
 
 
 def test_checkpoints_below_a_place_without_a_model_are_named(saved: Path, tmp_path: Path) -> None:

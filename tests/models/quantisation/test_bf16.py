@@ -14,7 +14,7 @@ from bertkit.models.decoding.causal import CachedNextTokens
 from bertkit.models.families.elmo import ElmoConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.operators.matmul import Linear
-from bertkit.models.quantisation.bf16 import cast_linears_to_bf16, fast_single_row_matmul, use_fixed_row_blocks
+from bertkit.models.quantisation.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
 
 VOCABULARY = 61
 
@@ -68,18 +68,6 @@ def test_elmos_lstms_stay_in_single_precision() -> None:
         torch.float32,
         torch.bfloat16,
     }
-
-
-def test_one_row_alone_in_bf16_alone_leaves_onednn() -> None:
-    assert torch.backends.mkldnn.enabled
-    with fast_single_row_matmul(1):
-        assert torch.backends.mkldnn.enabled
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        with fast_single_row_matmul(2):
-            assert torch.backends.mkldnn.enabled
-        with fast_single_row_matmul(1):
-            assert not torch.backends.mkldnn.enabled
-    assert torch.backends.mkldnn.enabled
 
 
 @pytest.mark.parametrize("width", [30, 1536])

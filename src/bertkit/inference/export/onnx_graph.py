@@ -97,6 +97,8 @@ class PaddedModel(nn.Module):
             return pooled_BD
         if HEAD_KINDS[name] == "sequences":
             return self.model.sequence_logits(name, self._summary(name, hidden_BSD, is_token_BS))
+        if self.model.plans[name].adds_first:
+            hidden_TD = (hidden_BSD + hidden_BSD[:, :1]).flatten(0, 1)
         logits_TK = self.model.token_logits(name, hidden_TD)
         return logits_TK.view(*hidden_BSD.shape[:2], -1)
 

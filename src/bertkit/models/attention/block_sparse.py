@@ -24,6 +24,7 @@ from bertkit.arrays import Int64Array
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention.rectangles import from_blocks, in_blocks
 from bertkit.models.attention.self_attention import attend_block, fused_attention, is_recorded
+from bertkit.models.operators.eager import exclude_from_compile
 from bertkit.models.recorder import Scope
 
 _ALWAYS = 5
@@ -88,6 +89,7 @@ def _drawn_blocks(layer: int, heads: int, blocks: int, number: int) -> Int64Arra
     return found
 
 
+@exclude_from_compile
 def attend_blocks(
     query_TNH: Tensor,
     key_TNH: Tensor,
@@ -140,7 +142,8 @@ def _lengths(block: AttentionBlock) -> list[int]:
     """Number of tokens of each sequence."""
     if block.mask_b11S is None:
         return [block.length] * block.sequences
-    return [int(length) for length in block.mask_b11S[:, 0, 0].sum(dim=1)]
+    lengths_b: list[int] = block.mask_b11S[:, 0, 0].sum(dim=1).tolist()
+    return lengths_b
 
 
 def _by_slots(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.data.batch import SourceTarget
+from bertkit.models.attention.key_value_cache import rows_and_places
 from bertkit.models.attention.rectangles import from_blocks, to_blocks
 from bertkit.models.attention.self_attention import attend_block, is_recorded
 from bertkit.models.operators.matmul import Linear
@@ -58,7 +59,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, hidden_UD: Tensor, source: EncodedSource, layer: int, scope: Scope) -> Tensor:
         """(U, D) to (U, D). Points: `hook_q` and `hook_z`, (U, N, H); if the source is packed, `hook_k` and `hook_v`,
-        (S, N, H), and `hook_pattern`."""
+        (S, N, H), `hook_attn_scores` and `hook_pattern`."""
         query_UNH = scope.tap("hook_q", self.query(hidden_UD).view(hidden_UD.shape[0], self.heads, -1))
         mixed_UNH = scope.tap("hook_z", source.attend(self, layer, query_UNH, scope))
         return self.output(mixed_UNH.flatten(1))
@@ -104,13 +105,12 @@ class PackedSource(EncodedSource):
             queries, keys = queries.as_one_masked_block(), keys.as_one_masked_block()
         rate = attention.dropout_rate if attention.training else 0.0
         parts = (to_blocks(query_UNH, queries), to_blocks(key_SNH, keys), to_blocks(value_SNH, keys))
-        mixed = []
-        for query, key, value, asking, asked in zip(*parts, queries.blocks, keys.blocks, strict=True):
-            mixed.append(
-                attend_block(
-                    query, key, value, asked.mask_b11S, asking, dropout_rate=rate, scope=scope, scale=attention.scale
-                )
+        mixed = [
+            attend_block(
+                query, key, value, asked.mask_b11S, asking, dropout_rate=rate, scope=scope, scale=attention.scale
             )
+            for query, key, value, asking, asked in zip(*parts, queries.blocks, keys.blocks, strict=True)
+        ]
         return from_blocks(mixed, queries)
 
 
@@ -126,8 +126,7 @@ class CachedSource(EncodedSource):
     def __init__(self, attentions: Sequence[CrossAttention], states_SD: Tensor, lengths: Sequence[int]) -> None:
         length_R = torch.tensor(lengths, device=states_SD.device)
         longest = max(lengths)
-        row_S = torch.repeat_interleave(torch.arange(len(lengths), device=states_SD.device), length_R)
-        place_S = torch.arange(states_SD.shape[0], device=states_SD.device) - (length_R.cumsum(0) - length_R)[row_S]
+        row_S, place_S = rows_and_places(length_R, states_SD.shape[0])
         self._layers: list[tuple[Tensor, Tensor]] = []
         for attention in attentions:
             both = []

@@ -91,10 +91,25 @@ class DisentangledAttention(SelfAttention):
         index_M: Tensor | None = None,
         *,
         distances: Distances | None,
+        asking_TD: Tensor | None = None,
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`."""
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`.
+
+        Args:
+            hidden_TD: the states from which keys and values are computed.
+            sequences: of the batch.
+            scope: of this layer's attention.
+            index_M: the tokens whose output is computed; None: all.
+            distances: rows of the table of distances; None: no scores of positions.
+            asking_TD: the states from which queries are computed; None: `hidden_TD`.
+        """
         bias = None if distances is None or not self.kinds else self._bias(distances)
-        return self.project(hidden_TD, self.mixing(sequences, scope, bias=bias, scale=self.scale), scope, index_M)
+        mix = self.mixing(sequences, scope, bias=bias, scale=self.scale)
+        if asking_TD is None:
+            return self.project(hidden_TD, mix, scope, index_M)
+        key_TD, value_TD = self.projection((self.key, self.value), hidden_TD)
+        heads = (each.view(each.shape[0], self.heads, -1) for each in (self.query(asking_TD), key_TD, value_TD))
+        return self._to_output(mix(*heads), index_M)
 
     def _bias(self, distances: Distances) -> Bias:
         """The second and third terms of equation 4. The query's position relative to the key is the negative of the

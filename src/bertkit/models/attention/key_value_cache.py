@@ -44,12 +44,9 @@ class KeyValueCache:
 
     def keep(self, key_TNH: Tensor, value_TNH: Tensor) -> None:
         """Store one layer's keys and values of all prompts, which are packed end to end."""
-        rows = self.lengths_R.numel()
-        row_T = torch.repeat_interleave(torch.arange(rows, device=key_TNH.device), self.lengths_R)
-        first_R = self.lengths_R.cumsum(0) - self.lengths_R
-        place_T = torch.arange(key_TNH.shape[0], device=key_TNH.device) - first_R[row_T]
+        row_T, place_T = rows_and_places(self.lengths_R, key_TNH.shape[0])
         for kept, part_TNH in ((self._keys_RNSH, key_TNH), (self._values_RNSH, value_TNH)):
-            room_RNSH = part_TNH.new_empty(rows, part_TNH.shape[1], self.room, part_TNH.shape[2])
+            room_RNSH = part_TNH.new_empty(self.lengths_R.numel(), part_TNH.shape[1], self.room, part_TNH.shape[2])
             # Places after a row's last token are masked, but must be finite.
             room_RNSH[:, :, : self._longest].zero_()
             room_RNSH[row_T, :, place_T] = part_TNH
@@ -137,6 +134,12 @@ class KeyValueCache:
         if each_side is not None:
             visible_RS &= place_S >= self.lengths_R[:, None] - each_side
         return visible_RS[:, None, None]
+
+
+def rows_and_places(lengths_R: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """The row of each of the tokens of all rows, packed end to end, and its place in the row, both (T,)."""
+    row_T = torch.repeat_interleave(lengths_R, output_size=tokens)
+    return row_T, torch.arange(tokens, device=lengths_R.device) - (lengths_R.cumsum(0) - lengths_R)[row_T]
 
 
 @dataclass(frozen=True)

@@ -111,21 +111,17 @@ def _attend_in_rectangles(
     scale: float | None,
 ) -> Tensor:
     """`attend` if neither a cache nor the kernel for packed sequences computes it."""
-    explicit = is_recorded(scope)
-    if explicit:
+    if is_recorded(scope):
         sequences = sequences.as_one_block()
     mixed = []
     for query, key, value, block in in_blocks(*heads, sequences):
         mask = visible_cells(block, None if visible is None else visible(block.length, query.device))
-        bias_bNSS = None if bias is None else bias(query, key, block)
-        if explicit or (dropout_rate > 0 and query.device.type == "cpu"):
-            scores_bNSS = scaled_scores(query, key, scale)
-            scores_bNSS = scores_bNSS if bias_bNSS is None else scores_bNSS + bias_bNSS
-            mixed.append(attend_explicitly(scores_bNSS, value, mask, block, dropout_rate, scope))
-        else:
-            if bias_bNSS is not None:
-                mask = bias_bNSS if mask is None else bias_bNSS.masked_fill(~mask, -math.inf)
-            mixed.append(fused_attention(query, key, value, mask, scale=scale, dropout_rate=dropout_rate))
+        added = None if bias is None else bias(query, key, block)
+        mixed.append(
+            attend_block(
+                query, key, value, mask, block, dropout_rate=dropout_rate, scope=scope, scale=scale, bias=added
+            )
+        )
     return from_blocks(mixed, sequences)
 
 
@@ -158,12 +154,12 @@ def visible_cells(block: AttentionBlock, visible_SS: Tensor | None = None) -> Te
         visible_SS = causal_b1SS if visible_SS is None else visible_SS & causal_b1SS
     if visible_SS is None:
         return block.mask_b11S
-    # Padding cells attend to themselves: a softmax over no keys is undefined.
     if block.mask_b11S is None:
         return visible_SS
-    real_b11S = block.mask_b11S
+    # A query without any of these keys, such as padding, attends to itself: a softmax over no keys is undefined.
+    seen_b1SS = visible_SS & block.mask_b11S
     itself_SS = torch.eye(block.length, dtype=torch.bool, device=visible_SS.device)
-    return (visible_SS & real_b11S) | (itself_SS & ~real_b11S)
+    return seen_b1SS | (itself_SS & ~seen_b1SS.any(dim=-1, keepdim=True))
 
 
 def fused_attention(
@@ -267,12 +263,18 @@ def attend_block(
     dropout_rate: float = 0.0,
     scope: Scope | None = None,
     scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """`attend_explicitly` if probabilities are dropped out or recorded, otherwise `fused_attention`: (b, N, S, H)."""
+    """`attend_explicitly` if probabilities are recorded, or dropped out on a CPU, otherwise `fused_attention`; `bias`
+    is added to the scaled scores: (b, N, S, H)."""
     scope = scope or Scope(None, "")
-    if dropout_rate == 0 and not is_recorded(scope):
-        return fused_attention(query, key, value, mask, scale=scale)
-    return attend_explicitly(scaled_scores(query, key, scale), value, mask, block, dropout_rate, scope)
+    if is_recorded(scope) or (dropout_rate > 0 and query.device.type == "cpu"):
+        scores_bNSS = scaled_scores(query, key, scale)
+        scores_bNSS = scores_bNSS if bias is None else scores_bNSS + bias
+        return attend_explicitly(scores_bNSS, value, mask, block, dropout_rate, scope)
+    if bias is not None:
+        mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+    return fused_attention(query, key, value, mask, scale=scale, dropout_rate=dropout_rate)
 
 
 def attend_from_one(
@@ -288,7 +290,7 @@ def attend_from_one(
 
     Args:
         query_BNH: queries of these tokens, in the order of the sequences.
-        sequences: must not include causal ones.
+        sequences: neither causal nor `independent` (which may be in their block twice).
         token_B: positions of these tokens among the packed ones.
         dropout_rate: of the attention probabilities; 0 outside training.
     """
@@ -305,9 +307,10 @@ def attend_from_one(
     rows_BNH = query_BNH if row_order_B is None else query_BNH.index_select(0, row_order_B)
     queries = torch.split(rows_BNH[:, :, None], [block.sequences for block in sequences.blocks])
     keys, values = to_blocks(key_TNH, sequences), to_blocks(value_TNH, sequences)
-    mixed = []
-    for query, key, value, block in zip(queries, keys, values, sequences.blocks, strict=True):
-        mixed.append(attend_block(query, key, value, block.mask_b11S, block, dropout_rate=dropout_rate))
+    mixed = [
+        attend_block(query, key, value, block.mask_b11S, block, dropout_rate=dropout_rate)
+        for query, key, value, block in zip(queries, keys, values, sequences.blocks, strict=True)
+    ]
     mixed_BNH = torch.cat(mixed)[:, :, 0]
     return mixed_BNH if row_order_B is None else mixed_BNH.index_select(0, row_order_B.argsort())
 
@@ -389,7 +392,7 @@ class SelfAttention(nn.Module):
         Args:
             states_BD: states of these tokens.
             hidden_TD: states of all tokens.
-            sequences: must not include causal ones.
+            sequences: neither causal nor `independent` (which may be in their block twice).
             token_B: positions of these tokens among the packed ones.
         """
         query_BNH = self.query(states_BD).view(states_BD.shape[0], self.heads, -1)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention.key_value_cache import through_cache
 from bertkit.models.attention.rectangles import from_blocks, in_blocks, to_blocks
-from bertkit.models.attention.self_attention import attend_explicitly, fused_attention, is_recorded, scaled_scores
+from bertkit.models.attention.self_attention import attend_block, is_recorded, visible_cells
 from bertkit.models.attention.varlen import Heads, attend_packed
 from bertkit.models.operators.eager import eager, exclude_from_compile
 from bertkit.models.recorder import Scope
@@ -70,9 +70,8 @@ class GlobalTokens:
         return self._found if sequences is self._sequences else self._find(sequences)
 
     def _find(self, sequences: PackedSequences) -> list[BlockGlobals]:
-        flags = to_blocks(self._is_global_T.float()[:, None, None], sequences)
-        pairs = zip(flags, sequences.blocks, strict=True)
-        return [_globals_of(flag[:, 0, :, 0] > 0, block) for flag, block in pairs]
+        pairs = zip(to_blocks(self._is_global_T[:, None, None], sequences), sequences.blocks, strict=True)
+        return [_globals_of(flags[:, 0, :, 0], block) for flags, block in pairs]
 
 
 def _globals_of(is_global_bS: Tensor, block: AttentionBlock) -> BlockGlobals:
@@ -145,7 +144,7 @@ def _attend_near_in_rectangles(
     for (query, key, value, block), found in zip(in_blocks(*heads, sequences), marks, strict=True):
         if recorded(scope) or torch.compiler.is_exporting() or block.length <= 2 * each_side:
             mask = _whole_mask(block, found, each_side, query.device)
-            mixed.append(_mix(query, key, value, mask, block, dropout_rate, scope))
+            mixed.append(attend_block(query, key, value, mask, block, dropout_rate=dropout_rate, scope=scope))
         else:
             mixed.append(_in_chunks(query, key, value, block, found, each_side, dropout_rate))
     return from_blocks(mixed, sequences)
@@ -158,33 +157,12 @@ def _needs_scores(scope: Scope, tokens: GlobalTokens | None) -> str | None:
     return "scores or probabilities are recorded" if recorded(scope) else None
 
 
-def _mix(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, block: AttentionBlock, rate: float, scope: Scope
-) -> Tensor:
-    if not recorded(scope) and rate == 0:
-        return fused_attention(query, key, value, mask)
-    return attend_explicitly(scaled_scores(query, key), value, mask, block, rate, scope)
-
-
-def _real(block: AttentionBlock, device: torch.device) -> Tensor:
-    """Where a block has tokens, (b, S)."""
-    if block.mask_b11S is None:
-        return torch.ones(block.sequences, block.length, dtype=torch.bool, device=device)
-    return block.mask_b11S[:, 0, 0]
-
-
 def _whole_mask(block: AttentionBlock, marks: BlockGlobals | None, each_side: int, device: torch.device) -> Tensor:
-    """Which keys each query attends to, (b, 1, S, S); a query without any, such as padding, attends to itself, because
-    a softmax needs a key."""
+    """Which keys each query attends to, broadcastable to (b, N, S, S)."""
     position_S = torch.arange(block.length, device=device)
-    seen_bSS = ((position_S[:, None] - position_S).abs() <= each_side)[None]
-    if block.causal_b is not None:
-        seen_bSS = seen_bSS & ((position_S <= position_S[:, None]) | ~block.causal_b[:, None, None])
-    if marks is not None:
-        seen_bSS = seen_bSS | marks.is_global_bS[:, None]
-    seen_bSS = seen_bSS & _real(block, device)[:, None]
-    itself_SS = torch.eye(block.length, dtype=torch.bool, device=device)
-    return (seen_bSS | (itself_SS & ~seen_bSS.any(dim=-1, keepdim=True)))[:, None]
+    seen = visible_cells(block, (position_S[:, None] - position_S).abs() <= each_side)
+    assert seen is not None
+    return seen if marks is None else seen | marks.is_global_bS[:, None, None]
 
 
 def _in_chunks(
@@ -214,25 +192,29 @@ def _in_chunks(
     key, value = keys_of_chunks(key_bNSH), keys_of_chunks(value_bNSH)
     mask = _chunk_mask(block, marks, side, query.device)
     whole = AttentionBlock(query.shape[0], side, None)
-    mixed = _mix(query, key, value, mask, whole, rate, Scope(None, ""))
+    mixed = attend_block(query, key, value, mask, whole, dropout_rate=rate)
     joined = mixed.view(-1, chunks, heads, side, width).transpose(1, 2).flatten(2, 3)
     return joined[:, :, :length]
 
 
 def _chunk_mask(block: AttentionBlock, marks: BlockGlobals | None, side: int, device: torch.device) -> Tensor:
-    """(b * C, 1, w, K). Global keys are visible in the appended part, and therefore hidden among the nearby ones."""
+    """(b * C, 1, w, K). Global keys are visible in the appended part, and therefore hidden among the nearby ones. A
+    query without any key, such as padding, attends to itself."""
     chunks = -(-block.length // side)
     missing = chunks * side - block.length
-    real_bS = _real(block, device)
+    real_bS = torch.ones(block.sequences, block.length, dtype=torch.bool, device=device)
+    if block.mask_b11S is not None:
+        real_bS = block.mask_b11S[:, 0, 0]
     near_bS = real_bS if marks is None else real_bS & ~marks.is_global_bS
     near_bCK = functional.pad(near_bS, (side, side + missing)).unfold(1, 3 * side, side)
     query_w1, key_K = torch.arange(side, device=device)[:, None], torch.arange(3 * side, device=device) - side
     seen_bCwK = ((query_w1 - key_K).abs() <= side) & near_bCK[:, :, None]
     if block.causal_b is not None:
         seen_bCwK = seen_bCwK & ((key_K <= query_w1) | ~block.causal_b[:, None, None, None])
-    real_bCw = functional.pad(real_bS, (0, missing)).view(-1, chunks, side)
-    seen_bCwK = seen_bCwK | ((query_w1 == key_K) & ~real_bCw[..., None])
+    itself_wK = query_w1 == key_K
     if marks is not None:
         all_see = marks.real_bG[:, None, None].expand(-1, chunks, side, -1)
         seen_bCwK = torch.cat([seen_bCwK, all_see], dim=-1)
+        itself_wK = functional.pad(itself_wK, (0, all_see.shape[-1]))
+    seen_bCwK = seen_bCwK | (itself_wK & ~seen_bCwK.any(dim=-1, keepdim=True))
     return seen_bCwK.flatten(0, 1)[:, None]

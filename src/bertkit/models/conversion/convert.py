@@ -99,7 +99,7 @@ _FROM_THE_RECIPE = {
     *("decoder_intermediate_size", "decoder_position_embeddings", "decoder_act"),
     *("attention_type", "block_size", "num_random_blocks", "rescale_embeddings", "use_bias"),
 }
-"""Settings that a converted model takes from the recipe; all others are the original model's."""
+"""Settings that a converted model takes from the recipe; all others that the original model has are the model's."""
 _TABLE = "embeddings.position.weight"
 _POSITIONS = f"encoder.{_TABLE}"
 
@@ -138,10 +138,10 @@ def converted_config(found: EncoderConfig, wanted: EncoderConfig) -> EncoderConf
     if found.model_type == wanted.model_type:
         return found
     _conversion(found, wanted)
-    own = {key: value for key, value in wanted.model_dump().items() if key in _FROM_THE_RECIPE}
+    own = wanted.model_dump()
     # Some settings of the encoder, such as segment types or how it was initialised, may have no counterpart.
-    taken = {key: value for key, value in found.model_dump().items() if key in type(wanted).model_fields}
-    return type(wanted).model_validate({**taken, **own})
+    taken = {key: value for key, value in found.model_dump().items() if key in own and key not in _FROM_THE_RECIPE}
+    return type(wanted).model_validate({**own, **taken})
 
 
 def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] | None = None) -> HeadedModel:
@@ -335,33 +335,21 @@ def _does_not_fit(found: EncoderConfig, wanted: EncoderConfig) -> UsageError:
     )
 
 
-def _longformer_of_roberta(model: HeadedModel, new: HeadedModel) -> None:
-    """Section 5: global projections are copies of the ordinary ones, and positions are repeated."""
+def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
+    """A Longformer or a BigBird: weights are copied unchanged, global projections from the ordinary ones (section 5),
+    and positions are repeated; a BigBird counts them from 0."""
     source = dict(model.named_parameters())
+    before, after = (
+        each.padding_id + 1 if "pad_token_id" in each.to_hub() else 0 for each in (model.encoder, new.encoder)
+    )
+    # BigBird's class on the Hub has a pooler that nothing reads.
+    drawn = {name for name, _ in new.named_parameters() if name.startswith(POOLER) and name not in source}
+    new.initialise(0, only=drawn)
     for name, parameter in new.named_parameters():
         origin = source.get(name.replace("_global.", "."))  # attention.query_global.weight is attention.query.weight
         if origin is not None and name == _POSITIONS:
-            _repeat_positions(parameter, origin, first=model.encoder.padding_id + 1)
-        else:
-            _copy(parameter, origin, model, new)
-
-
-def _with_repeated_positions(model: HeadedModel, new: HeadedModel) -> None:
-    """A BigBird from a BERT or a RoBERTa: weights are copied unchanged, and positions, counted from 0, are repeated."""
-    source = dict(model.named_parameters())
-    encoder = model.encoder
-    first = encoder.padding_id + 1 if "pad_token_id" in encoder.to_hub() else 0
-    # The Hub's class has a pooler that nothing reads.
-    new.initialise(
-        0, only={name for name, _ in new.named_parameters() if name.startswith(POOLER) and name not in source}
-    )
-    for name, parameter in new.named_parameters():
-        origin = source.get(name)
-        if origin is None and name.startswith(POOLER):
-            continue
-        if origin is not None and name == _POSITIONS:
-            _repeat_positions(parameter, origin[first:], first=0)
-        else:
+            _repeat_positions(parameter, origin[before - after :], first=after)
+        elif name not in drawn:
             _copy(parameter, origin, model, new)
 
 
@@ -425,11 +413,11 @@ _CONVERSIONS: dict[tuple[str, str], _Conversion] = {
     ("bert", "bert-gpt2"): _bert_gpt2_of_bert,
     ("bert", "big_bird"): _with_repeated_positions,
     ("camembert", "big_bird"): _with_repeated_positions,
-    ("camembert", "longformer"): _longformer_of_roberta,
+    ("camembert", "longformer"): _with_repeated_positions,
     ("roberta", "big_bird"): _with_repeated_positions,
-    ("roberta", "longformer"): _longformer_of_roberta,
+    ("roberta", "longformer"): _with_repeated_positions,
     ("xlm-roberta", "big_bird"): _with_repeated_positions,
-    ("xlm-roberta", "longformer"): _longformer_of_roberta,
+    ("xlm-roberta", "longformer"): _with_repeated_positions,
 }
 """Functions that fill a model of the second family from one of the first."""
 

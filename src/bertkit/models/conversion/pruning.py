@@ -48,7 +48,7 @@ def prunable_attentions(encoder: Encoder) -> list[SelfAttention]:
     found = [attention for attention in attentions if isinstance(attention, SelfAttention)]
     reason = None
     if not layers:
-        reason = "its layers share their weights, so a head would be removed from all of them"
+        reason = "its layers share their weights, or are not one stack"
     elif len(found) < len(layers):
         reason = "its heads have other weights than those of queries, keys, values and output"
     else:
@@ -196,8 +196,8 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
     depth = len(_layers(encoder))
     if not depth:
         raise UsageError(
-            f"layers cannot be removed from a model of the family {_family(encoder)}: they share their weights; its"
-            f" num_hidden_layers may be set lower in config.json, and {_OTHERWISE}"
+            f"layers cannot be removed from a model of the family {_family(encoder)}: they share their weights, or are"
+            f" not one stack; its num_hidden_layers may be set lower in config.json, and {_OTHERWISE}"
         )
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < depth:
         raise UsageError(
@@ -371,19 +371,19 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
     if moved and settings.get("scale_attn_by_inverse_layer_idx"):
         raise UsageError(
             "layers: this model divides scores by the layer's number (scale_attn_by_inverse_layer_idx), so its layers"
-            " cannot move; keep the first ones (method.layers=first)"
+            " cannot move; keep the first ones (layers: first)"
         )
     if moved and settings.get("attention_type") == "block_sparse":
         raise UsageError(
             f"layers: {list(kept)}; the random blocks of a BigBird layer depend on its number, so its layers cannot"
-            " move; keep the first ones (method.layers=first)"
+            " move; keep the first ones (layers: first)"
         )
     if config.model_type == "modernbert" and kept[0] != 0:
         raise UsageError(f"layers: {list(kept)}; ModernBERT's first layer alone has no norm before it: keep layer 0")
     if moved and config.model_type == "gpt-bert":
         raise UsageError(
             f"layers: {list(kept)}; each layer of GPT-BERT reads a weighted sum of all earlier ones, so they cannot"
-            " move; keep the first ones (method.layers=first)"
+            " move; keep the first ones (layers: first)"
         )
     if (settings.get("skips") or settings.get("value_embeddings")) and len(kept) != settings["num_hidden_layers"]:
         raise UsageError(
@@ -394,4 +394,4 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
     for name, values in lists.items():
         if name in settings and values:
             update[name] = tuple(values[layer] for layer in kept)
-    return type(config).model_validate({**settings, **update})
+    return config.model_copy(update=update)

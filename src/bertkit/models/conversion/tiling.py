@@ -11,17 +11,15 @@ Shapes: L layers of the smaller model, L' of the larger.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from bertkit.errors import UsageError
-from bertkit.models.encoder import EncoderConfig
+from bertkit.models.encoder import LAYER_NAME, EncoderConfig
 from bertkit.models.headed import HeadedModel
 
-_LAYER = re.compile(r"^encoder\.layers\.(\d+)\.(.+)")
 _LAST_NORM = "encoder.norm."
 _TABLES = ("encoder.word.", "encoder.embeddings.")
 """Tables, whose rows (tokens or positions) are not repeated."""
@@ -72,12 +70,10 @@ def tiled(model: HeadedModel, config: EncoderConfig, *, seed: int) -> HeadedMode
 
 def _origin(name: str, before: int, after: int) -> str:
     """The smaller model's parameter from which this one is initialised."""
-    found = _LAYER.match(name)
-    if found is None:
-        return name
+    number = LAYER_NAME.match(name)
     # From twice the depth on, the last one is rounded up to L.
-    layer = min(round(int(found[1]) * before / after), before - 1)
-    return f"encoder.layers.{layer}.{found[2]}"
+    layer = 0 if number is None else min(round(int(number[1]) * before / after), before - 1)
+    return LAYER_NAME.sub(f"encoder.layers.{layer}.", name)
 
 
 def _matrices(name: str, parts: Mapping[str, int]) -> int:

@@ -93,7 +93,7 @@ class StepProducts:
         """Within this context, linear maps and `logits` use the fastest known product for this many rows."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         if rows == 1 and dtype is torch.bfloat16:
-            with fast_single_row_matmul(rows):
+            with fast_single_row_matmul():
                 yield
             return
         products = self._products(rows, dtype)

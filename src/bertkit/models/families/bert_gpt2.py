@@ -150,7 +150,7 @@ class BertGpt2Config(EncoderDecoderConfig):
         return BertGpt2(self, vocab_size, pad_id=pad_id)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Each side's own initialisation; normal for the attention between them."""
+        """Each side's own initialisation; the attention between them has the decoder's."""
         side: BertConfig | Gpt2Config = self.encoder if ".source." in name else self.decoder
         side.draw(name.replace("target_positions", "embeddings.position"), parameter, generator)
 

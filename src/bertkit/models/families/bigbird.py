@@ -37,6 +37,7 @@ from bertkit.models.families.bert import (
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.eager import eager
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names
@@ -165,7 +166,7 @@ class BigBirdAttention(SelfAttention):
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
         if self.is_sparse:
-            return attend_blocks(query_TNH, key_TNH, value_TNH, sequences, self.pattern, scope=scope)
+            return eager(attend_blocks)(query_TNH, key_TNH, value_TNH, sequences, self.pattern, scope=scope)
         return super().mix(query_TNH, key_TNH, value_TNH, sequences, scope)
 
 

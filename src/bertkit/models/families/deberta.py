@@ -6,15 +6,20 @@ attention/disentangled.py; versions 2 and 3 are in deberta_v2.py.
 Quirks: the scale of the scores depends on how many kinds of scores are summed; the pooler's dropout comes before its
 dense layer; `legacy` selects one of two language-model heads.
 
-Shapes: T packed tokens, D width, E width of the embeddings, V vocabulary, B sequences, R rows of the table of
-distances.
+Section 3.2, the enhanced mask decoder, as in the released masked_language_model.py: the states that predict a masked
+token come from the last layer, applied twice with the same weights. Its keys and values are always the states before
+it; its queries are first these states plus embeddings of absolute positions, without norm or dropout, and then its own
+output. The Hub's class predicts without it.
+
+Shapes: T packed tokens, M masked tokens, D width, E width of the embeddings, V vocabulary, B sequences, R rows of the
+table of distances.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -25,7 +30,7 @@ from bertkit.models.attention.disentangled import DisentangledAttention, Distanc
 from bertkit.models.encoder import Encoder, EncoderConfig, TransformerConfig
 from bertkit.models.families.bert import POST_NORM_NAMES, bert_layer, segment_types
 from bertkit.models.heads import HeadPlan, Pooler, classifier_plan, masked_lm_plan
-from bertkit.models.layers import Activation, PostNorm
+from bertkit.models.layers import ACTIVATIONS, Activation, PostNorm
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
@@ -35,6 +40,8 @@ from bertkit.settings import UnreadKey
 
 _LAYER = "encoder.layer.{n}."
 SELF = _LAYER + "attention.self."
+CONTEXTUAL_HEAD = "contextual_replaced_token"
+"""The head of DeBERTaV3's discriminator (He et al. 2021, arXiv:2111.09543; replaced_token_detection_model.py)."""
 
 
 class DebertaLikeConfig(TransformerConfig):
@@ -59,7 +66,13 @@ class DebertaLikeConfig(TransformerConfig):
         None, ge=0, lt=1, description="Dropout before a sequence classifier; null: hidden_dropout_prob."
     )
     legacy: bool = Field(True, description="Whether the language-model head is the Hub's first version, under `cls`.")
+    enhanced_mask_decoder: bool = Field(
+        False,
+        description="Whether masked tokens are predicted by the last layer applied twice, with absolute positions added"
+        " to its queries (He et al. 2021, section 3.2); everything else reads the last layer's ordinary states.",
+    )
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"enhanced_mask_decoder"})
     of_distances: ClassVar[tuple[str, ...]] = ("max_relative_positions", "position_buckets", "share_att_key")
     """Settings that only affect relative positions."""
 
@@ -76,10 +89,19 @@ class DebertaLikeConfig(TransformerConfig):
         super().model_post_init(context)
         if not self.legacy and self.embedding_width != self.hidden_size:
             raise ValueError("legacy: false needs embedding_size to be hidden_size: its head does not change the width")
+        if self.enhanced_mask_decoder and self.position_biased_input:
+            raise ValueError(
+                "enhanced_mask_decoder adds the absolute positions that position_biased_input: true adds to the input;"
+                " set one of the two to false"
+            )
 
     @property
     def embedding_width(self) -> int:
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    def generator(self, size: float, depth: float = 1.0, *, mask_decoder: bool = False) -> Self:
+        smaller = super().generator(size, depth)
+        return type(self).model_validate({**smaller.model_dump(), "enhanced_mask_decoder": mask_decoder})
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if not self.relative_attention:
@@ -127,6 +149,16 @@ class DebertaLikeConfig(TransformerConfig):
             ),
             "token_classification": classifier_plan(f"{classes}ForTokenClassification", dropout_rate=dropout),
             "span": classifier_plan(f"{classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
+            CONTEXTUAL_HEAD: HeadPlan(
+                None,
+                lambda shape: ContextualDetectionHead(shape.width, self.hidden_act, self.layer_norm_eps),
+                {
+                    "norm": "mask_predictions.LayerNorm",
+                    "dense": "mask_predictions.dense",
+                    "output": "mask_predictions.classifier",
+                },
+                adds_first=True,
+            ),
         }
 
     @classmethod
@@ -163,6 +195,22 @@ class DebertaConfig(DebertaLikeConfig):
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Deberta:
         return Deberta(self, vocab_size)
+
+
+class ContextualDetectionHead(nn.Module):
+    """Norm, dense layer and activation, and one logit per token; reads the sum of a token's state and of the state of
+    the sequence's first token."""
+
+    def __init__(self, width: int, activation: Activation, norm_eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.dense = Linear(width, width)
+        self.activation = ACTIVATIONS[activation]
+        self.output = Linear(width, 1)
+
+    def forward(self, sum_MD: Tensor) -> Tensor:
+        """(M, D) to (M, 1)."""
+        return self.output(self.activation(self.dense(self.norm(sum_MD))))
 
 
 class DebertaEmbeddings(nn.Module):
@@ -213,6 +261,7 @@ class Deberta(Encoder):
         "distance": "encoder.rel_embeddings",
         "layers.{n}.attention.position_key": SELF + "pos_proj",
         "layers.{n}.attention.position_query": SELF + "pos_q_proj",
+        "decoder_position": "embeddings.position_embeddings",
     }
 
     def __init__(self, config: DebertaLikeConfig, vocab_size: int) -> None:
@@ -226,6 +275,9 @@ class Deberta(Encoder):
             bert_layer(PostNorm, build_attention(kind, config), config, norm_eps=config.layer_norm_eps)
             for _ in range(config.num_hidden_layers)
         )
+        self.decodes_masks = config.enhanced_mask_decoder
+        if config.enhanced_mask_decoder:
+            self.decoder_position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def attention_kind(self, config: Any) -> type[DisentangledAttention]:
         """The class of all layers' attention; `config` is the family's."""
@@ -252,14 +304,47 @@ class Deberta(Encoder):
 
     def forward(self, batch: PackedBatch, recorder: Recorder | None = None) -> Tensor:
         """(T, D). Points: the embeddings', and `blocks.N.` with each layer's."""
-        scope = Scope(recorder, "")
-        distances = None
-        if self.distance is not None:
-            rows = self.config.rows(batch.sequences.max_length)
-            distances = Distances(self.distance_norm(self.distance.weight), rows)
+        return self._through(len(self.layers), batch, self._distances(batch), Scope(recorder, ""))
+
+    def forward_tokens(self, batch: PackedBatch, index_M: Tensor) -> Tensor:
+        """The states from which the tokens `index_M` are predicted, (M, D); see `enhanced_mask_decoder`."""
+        if not self.decodes_masks:
+            return super().forward_tokens(batch, index_M)
+        distances, scope = self._distances(batch), Scope(None, "")
+        hidden_TD = self._through(len(self.layers) - 1, batch, distances, scope)
+        last = self.layers[-1]
+        assert isinstance(last, PostNorm)
+
+        def attention(states_TD: Tensor) -> Tensor:
+            attended: Tensor = last.attention(
+                hidden_TD, batch.sequences, scope, index_M, distances=distances, asking_TD=states_TD
+            )
+            return attended
+
+        query_TD = hidden_TD + self.decoder_position(batch.positions_T)
+        query_MD = last.around(query_TD, attention, scope, index_M)
+        query_TD = query_TD.index_copy(0, index_M, query_MD.to(query_TD.dtype))
+        decoded_MD: Tensor = last.around(query_TD, attention, scope, index_M)
+        return decoded_MD
+
+    def executed_modules(self) -> Iterable[nn.Module]:
+        return (self, self.layers[-1]) if self.decodes_masks else (self,)
+
+    def selected_token_modules(self) -> Iterable[nn.Module]:
+        last = self.layers[-1]
+        twice = 2 if self.decodes_masks else 0
+        return [last.get_submodule(name) for name in ("attention.output", "feed_forward")] * twice
+
+    def _distances(self, batch: PackedBatch) -> Distances | None:
+        if self.distance is None:
+            return None
+        return Distances(self.distance_norm(self.distance.weight), self.config.rows(batch.sequences.max_length))
+
+    def _through(self, layers: int, batch: PackedBatch, distances: Distances | None, scope: Scope) -> Tensor:
+        """The states behind this many layers, (T, D)."""
         embedded_TD: Tensor = self.dropout(self.embeddings(batch, scope))
         hidden_TD = embedded_TD
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers[:layers]):
             hidden_TD = layer(hidden_TD, batch.sequences, scope.within(f"blocks.{number}."), distances=distances)
             if number == 0:
                 hidden_TD = self.behind_first(embedded_TD, hidden_TD, batch.sequences)

@@ -44,11 +44,8 @@ class ElectraConfig(BertLikeConfig):
 
     hub_prefix: ClassVar[str] = "electra"
     classes: ClassVar[str] = "Electra"
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        **BertLikeConfig.hub_fixed,
-        "summary_type": "first",
-        "summary_use_proj": True,
-        "summary_activation": "gelu",
+    hub_fixed_by_head: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "multiple_choice": {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
     }
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Electra:

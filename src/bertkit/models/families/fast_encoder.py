@@ -184,13 +184,16 @@ class Neighbours:
 
     def __init__(self, positions_T: Tensor, sequences: PackedSequences, each_side: int) -> None:
         self.inside: dict[int, Tensor] = {}
+        seen_T = positions_T
+        if sequences.causal_B is not None:
+            causal_B = torch.from_numpy(sequences.causal_B).to(positions_T.device)
+            lengths_B = sequences.cu_seqlens_B1.diff().long()
+            causal_T = causal_B.repeat_interleave(lengths_B, output_size=len(positions_T))
+            seen_T = positions_T.masked_fill(causal_T, 0)  # like a first token, which is behind no other
         for shift in range(1, each_side + 1):
             before_T = positions_T >= shift
             behind_T = torch.zeros_like(before_T)
-            behind_T[:-shift] = before_T[shift:]
-            if sequences.causal_B is not None:
-                causal_B = torch.from_numpy(sequences.causal_B).to(positions_T.device)
-                behind_T &= ~causal_B.repeat_interleave(sequences.cu_seqlens_B1.diff().long())
+            behind_T[:-shift] = (seen_T >= shift)[shift:]
             self.inside[-shift], self.inside[shift] = before_T[:, None], behind_T[:, None]
 
     def shifted(self, states_TX: Tensor, shift: int) -> Tensor:

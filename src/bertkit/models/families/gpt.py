@@ -60,12 +60,13 @@ class GptLikeConfig(TransformerConfig):
         "attention_probs_dropout_prob": "attn_pdrop",
         "layer_norm_eps": "layer_norm_epsilon",
     }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        **TransformerConfig.hub_fixed,
-        "summary_type": "cls_index",
-        "summary_use_proj": True,
-        "summary_activation": None,
-        "summary_proj_to_labels": True,
+    hub_fixed_by_head: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "multiple_choice": {
+            "summary_type": "cls_index",
+            "summary_use_proj": True,
+            "summary_activation": None,
+            "summary_proj_to_labels": True,
+        }
     }
     hub_ignored: ClassVar[tuple[str, ...]] = (
         *TransformerConfig.hub_ignored,

@@ -174,7 +174,7 @@ class Longformer(LayeredEncoder):
     }
 
     def __init__(self, config: LongformerConfig, vocab_size: int, *, pad_id: int) -> None:
-        super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
+        super().__init__(config.counted_from(pad_id), width=config.hidden_size, vocab_size=vocab_size)
         self.sep_token_id = config.sep_token_id
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
@@ -182,10 +182,6 @@ class Longformer(LayeredEncoder):
             bert_layer(PostNorm, LongformerAttention(config, window), config, norm_eps=config.layer_norm_eps)
             for window in config.windows
         )
-
-    @property
-    def max_tokens(self) -> int:
-        return self.embeddings.position.num_embeddings - self.embeddings.pad_id - 1
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id, "sep_token_id": self.sep_token_id}

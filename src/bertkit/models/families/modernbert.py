@@ -49,8 +49,13 @@ class ModernBertConfig(TransformerConfig):
         1152, ge=1, description="Width of the feed-forward layer; its gate has the same width."
     )
     hidden_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout inside the feed-forward layers.")
-    attention_probs_dropout_prob: float = Field(
-        0.0, ge=0, lt=1, description="Dropout on attention probabilities and on the output of attention."
+    attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
+    attention_output_dropout: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Dropout on the output of attention; null: attention_probs_dropout_prob, as in the Hub's class,"
+        " which does not read this setting.",
     )
     embedding_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the embeddings.")
     max_position_embeddings: int = Field(8192, ge=1, description="Maximum sequence length in tokens.")
@@ -83,7 +88,7 @@ class ModernBertConfig(TransformerConfig):
     classifier_bias: bool = Field(False, description="Whether the dense layer of the heads has a bias.")
     classifier_activation: Activation = Field("gelu", description="Activation of the heads.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"initializer"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"initializer", "attention_output_dropout"})
     live_fields: ClassVar[frozenset[str]] = frozenset({"global_rope_theta", "local_rope_theta"})
     tiled_parts: ClassVar[Mapping[str, int] | None] = {"feed_forward.inner": 2}
     hub_prefix: ClassVar[str] = "model"
@@ -232,13 +237,13 @@ class ModernBertAttention(RotaryAttention):
     """Attention to all tokens, or to nearby ones."""
 
     def __init__(self, config: ModernBertConfig, kind: LayerType) -> None:
-        rate = config.attention_probs_dropout_prob
+        rate, output_rate = config.attention_probs_dropout_prob, config.attention_output_dropout
         super().__init__(
             config.hidden_size,
             config.num_attention_heads,
             dropout_rate=rate,
             bias=config.attention_bias,
-            output_dropout_rate=rate,
+            output_dropout_rate=rate if output_rate is None else output_rate,
         )
         self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.rotary import require_even_heads, rope_theta_in, rope_to_hub
-from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, EncoderConfig
+from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, EncoderConfig, require_values
 from bertkit.models.families.bert import bert_heads, segment_types
 from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
 from bertkit.models.heads import HeadPlan
@@ -108,20 +109,18 @@ class NomicBertConfig(BertLikeConfig):
     def heads(self) -> dict[str, HeadPlan]:
         plans = bert_heads(self)
         names = {**plans["masked_lm"].hub_names, "norm": f"{_HEAD}transform.layer_norm"}
-        masked_lm = HeadPlan("NomicBertForMaskedLM", plans["masked_lm"].build, names, decoder=f"{_HEAD}decoder")
-        return {
-            name: masked_lm if name == "masked_lm" else plan for name, plan in plans.items() if name != "next_sentence"
-        }
+        plans["masked_lm"] = replace(plans["masked_lm"], hub_names=names)
+        del plans["next_sentence"]
+        return plans
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
         """The settings in both versions of config.json."""
         known = dict(contents)
         if "n_embd" in contents:
-            for key, wanted in _OLDER_FIXED.items():
-                if contents.get(key, wanted) != wanted:
-                    raise ValueError(f"{key} is {contents[key]!r:.60}; only {wanted!r} is supported")
-            known |= {name: contents[key] for name, key in _OLDER_KEYS.items() if key in contents}
+            require_values(contents, _OLDER_FIXED)
+            # Saving such a model writes the newer keys next to the older ones, which stay as they were.
+            known = {name: contents[key] for name, key in _OLDER_KEYS.items() if key in contents} | known
         known |= rope_theta_in(contents.get("rope_parameters"), "rope_parameters")
         return super().from_hub(known)
 

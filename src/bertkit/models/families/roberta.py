@@ -53,8 +53,8 @@ class RobertaLikeConfig(BertLikeConfig):
 
     @cached_property
     def padding_id(self) -> int:
-        """The padding id, after which positions are counted: that of the config.json from which the settings were read.
-        It is no setting: a recipe's model has that of its tokenizer."""
+        """The padding id, after which positions are counted: that of the config.json from which the settings were read,
+        or that with which an encoder was built. It is no setting: a recipe's model has that of its tokenizer."""
         return self.default_pad_id
 
     @property
@@ -63,9 +63,13 @@ class RobertaLikeConfig(BertLikeConfig):
 
     @classmethod
     def from_hub(cls, contents: Mapping[str, Any]) -> Self:
-        config = super().from_hub(contents)
-        if (pad_id := contents.get("pad_token_id")) is not None:
-            config.__dict__["padding_id"] = pad_id  # as cached_property keeps it: no part of comparisons and dumps
+        config, pad_id = super().from_hub(contents), contents.get("pad_token_id")
+        return config if pad_id is None else config.counted_from(pad_id)
+
+    def counted_from(self, pad_id: int) -> Self:
+        """The same settings with this padding id."""
+        config = self.model_copy()
+        config.__dict__["padding_id"] = pad_id  # as cached_property keeps it: no part of comparisons and dumps
         return config
 
     def build(self, vocab_size: int, *, pad_id: int = 1) -> Encoder:
@@ -171,13 +175,9 @@ class Roberta(BertStack):
     hub_names: ClassVar[Names] = POST_NORM_NAMES
 
     def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
-        super().__init__(config, vocab_size)
+        super().__init__(config.counted_from(pad_id), vocab_size)
         self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
         self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
-
-    @property
-    def max_tokens(self) -> int:
-        return self.embeddings.position.num_embeddings - self.embeddings.pad_id - 1
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}

@@ -169,14 +169,12 @@ class TransformerSeq2SeqConfig(PostNormConfig):
         return TransformerSeq2Seq(self, vocab_size)
 
     def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        if self.initializer == "normal":
+        if self.initializer == "normal" or parameter.dim() < 2:
             nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
         elif name.endswith("embeddings.word.weight"):
             nn.init.normal_(parameter, std=self.hidden_size**-0.5, generator=generator)
-        elif parameter.dim() > 1:
-            nn.init.xavier_uniform_(parameter, generator=generator)
         else:
-            nn.init.normal_(parameter, std=self.initializer_range, generator=generator)
+            nn.init.xavier_uniform_(parameter, generator=generator)
 
     def to_hub(self) -> dict[str, Any]:
         contents = {**super().to_hub(), "share_encoder_decoder_embeddings": True}

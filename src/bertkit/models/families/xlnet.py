@@ -96,9 +96,10 @@ class XlnetConfig(EncoderConfig):
         "attn_type": "bi",
         "bi_data": False,
         "untie_r": True,
-        "summary_type": "last",
-        "summary_use_proj": True,
-        "summary_activation": "tanh",
+    }
+    hub_fixed_by_head: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        head: {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"}
+        for head in ("sequence_classification", "multiple_choice")
     }
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
@@ -167,7 +168,7 @@ class Streams:
     Attributes:
         content_TD: states that include their own token.
         query_MD: states of the batch's targets that do not include them; None without an order.
-        inputs_TD: inputs of the content stream, one per layer, for `Xlnet.remember`.
+        inputs_TD: inputs of the content stream, one per layer, for `remembered`.
     """
 
     content_TD: Tensor
@@ -255,8 +256,8 @@ class Xlnet(Encoder):
             hidden_TD = hidden_TD.index_copy(0, batch.targets[PERMUTATION].index_M, streams.query_MD)
         if batch.lanes is None or not self.config.mem_len:
             return hidden_TD, {}
-        following = self.remember(streams, batch, memory, reused_tokens=batch.lanes.reused_tokens)
-        return hidden_TD, {layer_name(number): part for number, part in enumerate(following)}
+        reused, kept = batch.lanes.reused_tokens, self.config.mem_len
+        return hidden_TD, remembered(streams.inputs_TD, batch, memory, reused=reused, kept=kept)
 
     def streams(
         self,
@@ -273,7 +274,7 @@ class Xlnet(Encoder):
             batch: must have targets if there is an order.
             order: determines what each token attends to; without one, all attend to all, and there is no query stream.
             memory: for each layer, states before each sequence's first token, (B, memory, D), in segment 0; see
-                `remember`.
+                `remembered`.
             direction_B: int64, 1 for sequences read from right to left, whose distances have the opposite sign; None:
                 no such sequences.
             recorder: records the points.
@@ -297,29 +298,6 @@ class Xlnet(Encoder):
             content_TD, query_MD = layer(content_TD, query_MD, views, memory_BKD, scope.within(f"blocks.{number}."))
         query_MD = None if query_MD is None else self.dropout(query_MD)
         return Streams(self.dropout(content_TD), query_MD, tuple(inputs))
-
-    def remember(
-        self,
-        streams: Streams,
-        batch: PackedBatch,
-        previous: Sequence[Tensor] | None = None,
-        *,
-        reused_tokens: int | None = None,
-    ) -> list[Tensor]:
-        """The memory for the text that follows each sequence: one tensor (B, memory, D) per layer, without gradient.
-
-        Args:
-            streams: streams of the batch, computed with `previous`.
-            batch: sequences of equal length.
-            previous: the memory before this batch.
-            reused_tokens: how many of the first tokens of each sequence are remembered; None: `reuse_len` of the
-                settings.
-
-        Raises:
-            ValueError: sequences differ in length.
-        """
-        reused, kept = reused_tokens or self.config.reuse_len or None, self.config.mem_len or 0
-        return list(remembered(streams.inputs_TD, batch, previous, reused=reused, kept=kept).values())
 
     def _views(
         self,

@@ -20,7 +20,7 @@ from torch import Tensor
 from bertkit.errors import DataError
 from bertkit.files import read_json, write_text
 from bertkit.models.conversion.pruning import PRUNED_HEADS, pruned_to_hub, shrink_to_pruned_heads
-from bertkit.models.encoder import LARGEST_SIZE, EncoderConfig
+from bertkit.models.encoder import LARGEST_SIZE, EncoderConfig, require_values
 from bertkit.models.encoder_decoder import DECODER_START, FORCED_FIRST
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import BilstmConfig
@@ -234,6 +234,7 @@ def load_model(
     quantisation = _quantisation(directory, contents, new)
     if heads is None:
         heads = heads_in(config, contents, tensors if quantisation is None else with_plain_names(tensors))
+    _check_heads(directory, config, contents, heads)
     pad_id = contents.get("pad_token_id", config.default_pad_id)
     with torch.device("meta"):
         encoder = config.build(contents["vocab_size"], pad_id=config.default_pad_id if pad_id is None else pad_id)
@@ -271,6 +272,15 @@ def load_model(
     for line in untrained_parts(names, unexpected, source=str(path), is_trained=is_trained, replaced=replaced):
         log.log(logging.INFO if is_trained else logging.WARNING, "%s", line)
     return model.eval(), report
+
+
+def _check_heads(directory: Path, config: EncoderConfig, contents: Mapping[str, Any], heads: Collection[str]) -> None:
+    """Raise DataError if a key of config.json that one of these heads reads makes it a different one."""
+    try:
+        for head in heads:
+            require_values(contents, config.hub_fixed_by_head.get(head, {}), where=f" for the head {head}")
+    except ValueError as error:
+        raise DataError(f"{directory / CONFIG_FILE}: {error}") from error
 
 
 def _quantisation(directory: Path, contents: Mapping[str, Any], new: Collection[str]) -> Mapping[str, Any] | None:
@@ -319,10 +329,7 @@ def load_companions(model: HeadedModel, directory: Path) -> None:
                 f"{key} is {found.get(key)}, not {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
             ]
             raise DataError(f"{beside}: not the recipe's {name}: {', '.join(differing)}")
-        state = loaded.state_dict()
-        with torch.no_grad():
-            for key, parameter in model.unshared(name).items():
-                parameter.copy_(state[key])
+        model.take_companion(name, loaded.state_dict())
 
 
 def check_vocabulary(model: HeadedModel, tokenizer: Tokenizer, *, source: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,8 +23,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bertkit.cache import identity_hash
 from bertkit.errors import DataError, first_line
 from bertkit.files import (
+    atomic_directory,
+    cache_directory,
     earlier_version,
     file_within,
     joint_sha256,
@@ -31,13 +35,23 @@ from bertkit.files import (
     read_json,
     read_json_file,
     sha256_of,
+    write_json,
 )
 from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
+from bertkit.models.files.adapters import (
+    ADAPTER_FILE,
+    ADAPTER_WEIGHTS,
+    adapter_settings,
+    changed_config,
+    merge,
+)
 from bertkit.run.similar_models import close_names, is_local_name, similar_models, unfinished_run
 from bertkit.stores.fetch import check_online, fetched_directory
 from bertkit.stores.store import Store
 from bertkit.stores.url import StoreUrl, has_scheme
 
+ADAPTERS = "adapters"
+"""The cache's directory of models with an adapter merged into them."""
 SAFETENSORS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 WEIGHT_FILES = (SAFETENSORS, f"{SAFETENSORS}.index.json", PICKLE, f"{PICKLE}.index.json")
@@ -53,7 +67,8 @@ _OF_DAMAGED_PICKLES = (
 )
 """What torch raises for damaged files, besides the errors of pickle."""
 _OLD_NORM = {"gamma": "weight", "beta": "bias"}
-_OLD_NORM_NAME = re.compile(r"(.*LayerNorm\.)(gamma|beta)")
+"""Checkpoints converted from TensorFlow name a norm's weight gamma and its bias beta."""
+_OLD_NORM_NAME = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
 
 
 def find_weights(directory: Path) -> Path:
@@ -99,8 +114,7 @@ def settings_hash(contents: Mapping[str, Any]) -> str:
 
 def weight_files(directory: Path) -> list[Path]:
     """The files that a model's weights are loaded from; DataError if there are none."""
-    path = find_weights(encoder_directory(directory))
-    return [path] if path.suffix != ".json" else _shards(path)
+    return _files(find_weights(encoder_directory(directory)))
 
 
 def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor]:
@@ -113,21 +127,18 @@ def read_weights(path: Path, *, ignored: Iterable[str] = ()) -> dict[str, Tensor
     Raises:
         DataError: a file is missing, damaged, or contains more than tensors.
     """
-    files = [path] if path.suffix != ".json" else _shards(path)
     endings = tuple(ignored)
     found: dict[str, Tensor] = {}
-    for file in files:
+    for file in _files(path):
         tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
         # In files of a base model, a name may be the ignored ending alone, without its leading dot.
         found |= {name: tensor for name, tensor in tensors.items() if not f".{name}".endswith(endings)}
-    return {_with_new_norm(name): tensor for name, tensor in found.items()}
+    return {_OLD_NORM_NAME.sub(lambda old: _OLD_NORM[old[0]], name): tensor for name, tensor in found.items()}
 
 
-def _with_new_norm(name: str) -> str:
-    """The current name of a tensor; checkpoints converted from TensorFlow name a norm's weight gamma and its bias
-    beta."""
-    match = _OLD_NORM_NAME.fullmatch(name)
-    return match[1] + _OLD_NORM[match[2]] if match else name
+def _files(path: Path) -> list[Path]:
+    """The file itself, or the shards that an index names."""
+    return [path] if path.suffix != ".json" else _shards(path)
 
 
 def _shards(index: Path) -> list[Path]:
@@ -195,7 +206,6 @@ def _remedy(path: Path) -> str:
 
 
 CONFIG_FILE = "config.json"
-_ADAPTER = "adapter_config.json"
 MODULES_FILE = "modules.json"
 """File of a sentence-transformers directory, whose encoder may be in a subdirectory."""
 _SMALL_FILES = ["*.json", "*.txt", "*.model"]
@@ -221,6 +231,8 @@ def find_model(model: str, *, offline: bool = False) -> Path:
         return _fetched_from_store(StoreUrl.parse(model), offline=offline)
     path = Path(model).expanduser()
     for directory in (path, path / "model"):
+        if is_adapter(directory):
+            return _merged_adapter(directory, offline=offline)
         if is_model(directory):
             return directory
     if path.exists():
@@ -246,9 +258,8 @@ def find_model(model: str, *, offline: bool = False) -> Path:
 
 def what_is_there(path: Path) -> str:
     """What a directory without a model contains instead, as the end of a message; empty if that is unknown."""
-    if (path / _ADAPTER).is_file():
-        return f": {_ADAPTER} is of an adapter; merge it into its model (PEFT: merge_and_unload), and save that"
-    checkpoints = sorted(path.glob(f"checkpoint-*/{CONFIG_FILE}"), key=lambda each: each.stat().st_mtime)
+    found = (file for name in (CONFIG_FILE, ADAPTER_FILE) for file in path.glob(f"checkpoint-*/{name}"))
+    checkpoints = sorted(found, key=lambda each: each.stat().st_mtime)
     return f": give a checkpoint, such as {checkpoints[-1].parent}" if checkpoints else unfinished_run(path)
 
 
@@ -265,6 +276,51 @@ def _fetched_from_store(url: StoreUrl, *, offline: bool) -> Path:
 def is_model(directory: Path) -> bool:
     """Whether a directory contains a model: an encoder, or a sentence encoder with its modules in subdirectories."""
     return (directory / CONFIG_FILE).is_file() or (directory / MODULES_FILE).is_file()
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether a directory contains an adapter of PEFT, and not the weights of its model."""
+    return (directory / ADAPTER_FILE).is_file() and not any((directory / name).is_file() for name in WEIGHT_FILES)
+
+
+def _merged_adapter(directory: Path, *, offline: bool) -> Path:
+    """A model with an adapter merged into it; made once, in the cache. A config.json and the files of a tokenizer
+    beside the adapter replace the model's."""
+    settings = adapter_settings(directory)
+    source, name = directory / ADAPTER_FILE, settings["base_model_name_or_path"]
+    if Path(name).resolve() == directory.resolve():
+        raise DataError(f"{source}: base_model_name_or_path is the adapter's own directory")
+    revision = settings.get("revision")
+    try:
+        base = find_model(f"{name}@{revision}" if revision else name, offline=offline)
+    except DataError as error:
+        raise DataError(f"{source}: base_model_name_or_path: {error}") from error
+    encoder = encoder_directory(base)
+    files = _small_files(encoder) | _small_files(base) | _small_files(directory)
+    hashes = {place: sha256_of(file) for place, file in files.items()}
+    identity = [settings, sha256_of(directory / ADAPTER_WEIGHTS), weights_hash(encoder), hashes]
+    merged = cache_directory() / ADAPTERS / f"{directory.resolve().name}-{identity_hash(identity)[:16]}"
+    if not merged.is_dir():
+        tensors, adapter = read_weights(find_weights(encoder)), read_weights(directory / ADAPTER_WEIGHTS)
+        contents = read_json(files[CONFIG_FILE])
+        contents |= changed_config(contents, adapter, settings)
+        merge(tensors, adapter, settings, source=directory)
+        with atomic_directory(merged) as making:
+            for place, file in files.items():
+                (making / place).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, making / place)
+            write_json(making / CONFIG_FILE, contents)
+            write_safetensors(making / SAFETENSORS, tensors)
+    return merged
+
+
+def _small_files(directory: Path) -> dict[str, Path]:
+    """The files that a merged model takes over, by their place: settings and tokenizers, also those of the modules of a
+    sentence encoder, with their weights."""
+    patterns = [*_SMALL_FILES, *(f"[0-9]*_*/{each}" for each in (*_SMALL_FILES, *_SAFE_WEIGHTS))]
+    found = sorted(file for pattern in patterns for file in directory.glob(pattern) if file.is_file())
+    places = {file.relative_to(directory).as_posix(): file for file in found}
+    return {place: file for place, file in places.items() if place not in (ADAPTER_FILE, *WEIGHT_FILES)}
 
 
 def encoder_directory(directory: Path) -> Path:
@@ -327,6 +383,8 @@ def _fetched(name: str, revision: str | None, *, offline: bool) -> Path:
             directory = _snapshot(name, revision, [*_SMALL_FILES, *pickled], offline=offline)
     except hub_errors() as error:
         raise DataError(f"{shown}: no directory of this name, and {refusal(error, 'model')}") from error
+    if is_adapter(directory):
+        return _merged_adapter(directory, offline=offline)
     if not is_model(directory):
         raise DataError(f"{shown}: the Hub's model has no {CONFIG_FILE}{what_is_there(directory)}")
     return directory

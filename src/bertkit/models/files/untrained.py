@@ -34,6 +34,7 @@ _PARTS = {
     "sentence_order": _ModelPart("sentence-order head", "its predictions of pairs", _PRETRAIN),
     "sentence_structure": _ModelPart("sentence-structure head", "its predictions of pairs", _PRETRAIN),
     "replaced_token": _ModelPart("replaced-token head", "its predictions of replaced tokens", _PRETRAIN),
+    "contextual_replaced_token": _ModelPart("replaced-token head", "its predictions of replaced tokens", _PRETRAIN),
     "sequence_classification": _ModelPart("classification head", "`predict` and `eval`", _FINETUNE),
     "token_classification": _ModelPart("tagging head", "`predict` and `eval`", _FINETUNE),
     "span": _ModelPart("span head", "`predict` and `eval`", _FINETUNE),

@@ -303,13 +303,6 @@ def _correct_rows(logits_mV: Tensor, label_m1: Tensor, reached_m1: Tensor | None
     return (logits_mV[reached].argmax(dim=-1) == label_m1.flatten()[reached]).sum()
 
 
-@dataclass(frozen=True)
-class _AgainstTeacher(_PartLoss):
-    """A loss that needs the teacher's logits of the same rows."""
-
-    teacher: WordLogits
-
-
 def _agreeing(logits_mV: Tensor, teacher_mV: Tensor) -> Tensor:
     """Number of rows in which no logit exceeds that of the teacher's top word."""
     first_m1 = teacher_mV.argmax(dim=-1, keepdim=True)
@@ -317,9 +310,10 @@ def _agreeing(logits_mV: Tensor, teacher_mV: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Divergence(_AgainstTeacher):
+class _Divergence(_PartLoss):
     """T^2 KL from the teacher's probabilities, with the explicit gradient T (student's - teacher's)."""
 
+    teacher: WordLogits
     temperature: float
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -335,9 +329,10 @@ class _Divergence(_AgainstTeacher):
 
 
 @dataclass(frozen=True)
-class _Compared(_AgainstTeacher):
+class _Compared(_PartLoss):
     """Any loss of rows."""
 
+    teacher: WordLogits
     rows_loss: RowsLoss
 
     def __call__(self, logits_mV: Tensor, part: slice, learning: bool) -> tuple[Tensor, Tensor, Tensor | None]:

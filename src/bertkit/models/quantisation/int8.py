@@ -154,21 +154,12 @@ class QuantisedLinear(_Int8, nn.Linear):  # type: ignore[override]  # its weight
         self.cached = WeightCache()
 
     @classmethod
-    def of(cls, linear: nn.Linear, *, by_output: bool = True) -> QuantisedLinear:
-        """The same map, with the largest weight of each output (or of all) as the threshold."""
-        made = cls(
-            linear.in_features,
-            linear.out_features,
-            bias=linear.bias is not None,
-            scales=linear.out_features if by_output else 1,
-        )
-        made.take(linear)
+    def of(cls, linear: nn.Linear) -> QuantisedLinear:
+        """The same map, with the largest weight of each output as the threshold."""
+        outputs = linear.out_features
+        made = cls(linear.in_features, outputs, bias=linear.bias is not None, scales=outputs)
+        made._set(*quantise_rows(linear.weight.detach(), by_row=True, paired=True), linear)
         return made
-
-    def take(self, linear: nn.Linear) -> None:
-        """Take over a map's weights."""
-        by_row = self.weight_scale.numel() > 1
-        self._set(*quantise_rows(linear.weight.detach(), by_row=by_row, paired=True), linear)
 
     @torch.no_grad()
     def _set(self, whole: Tensor, scale: Tensor, linear: nn.Linear) -> None:

@@ -76,6 +76,10 @@ class ScoringRule(ABC):
     """Whether a token is predicted from the state before it instead of its own."""
     must_be_recorded: ClassVar[bool] = False
     """Whether a model's config.json must name the rule, because the head does not determine it."""
+    special_tokens = 2
+    """The number of special tokens around the text."""
+    unscored_tokens = 0
+    """The number of tokens at the start of a text that are given, not predicted."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -83,16 +87,6 @@ class ScoringRule(ABC):
     def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> TokenPredictor | EnergyPredictor:
         """The predictor that scores the tokens of the copies."""
         return TokenPredictor(model, self.head, causal=self.causal, device=device)
-
-    @property
-    @abstractmethod
-    def special_tokens(self) -> int:
-        """The number of special tokens around the text."""
-
-    @property
-    def unscored_tokens(self) -> int:
-        """The number of tokens at the start of a text that are given, not predicted."""
-        return 0
 
     @abstractmethod
     def copies(self, texts: EncodedTexts, copy_R: Int64Array) -> Copies:
@@ -121,10 +115,6 @@ class MaskedRule(ScoringRule):
     head = "masked_lm"
     special_before: ClassVar[int] = 1
     """Number of special tokens before the text."""
-
-    @property
-    def special_tokens(self) -> int:
-        return 2
 
     @property
     def offset(self) -> int:
@@ -242,14 +232,7 @@ class LeftToRight(ScoringRule):
         super().__init__(tokenizer)
         known = [tokenizer.start_id] if tokenizer.start_id is not None else map(tokenizer.id, START_TOKENS)
         self.before = [start_id for start_id in known if start_id is not None][:1]
-
-    @property
-    def special_tokens(self) -> int:
-        return len(self.before)
-
-    @property
-    def unscored_tokens(self) -> int:
-        return 1 - len(self.before)
+        self.special_tokens, self.unscored_tokens = len(self.before), 1 - len(self.before)
 
     def copies(self, texts: EncodedTexts, copy_R: Int64Array) -> Copies:
         start_R1 = np.tile(np.array(self.before, dtype=np.int64), (copy_R.size, 1))
@@ -282,10 +265,6 @@ class Energy(ScoringRule):
     head = "replaced_token"
     statement = "minus the energy of each token, all in one pass (Clark et al. 2020, Electric)"
     must_be_recorded = True
-
-    @property
-    def special_tokens(self) -> int:
-        return 2
 
     def predictor(self, model: HeadedModel, *, device: torch.device = _CPU) -> EnergyPredictor:
         return EnergyPredictor(model, self.head, device=device)
