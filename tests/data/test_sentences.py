@@ -77,6 +77,18 @@ def test_contiguous_samples_are_full_and_a_separator_follows_each_document_and_n
     assert (np.sort(samples.lengths_B)[len(samples.lengths_B) // 2 :] >= LENGTH - 1).all()
 
 
+def test_with_separators_of_samples_documents_just_follow(shards: TokenShards) -> None:
+    documents = whole_documents(shards)
+    samples = assembled(Contiguous(separators="samples"), shards, documents)
+    expected = np.arange(shards.segment_start_S1[documents[0, 0]], shards.segment_start_S1[documents[-1, 1]]) + FIRST_ID
+    np.testing.assert_array_equal(samples.ids_T[~samples.special_T], expected)
+    np.testing.assert_array_equal(samples.ids_T[samples.cu_seqlens_B1[:-1]], CLS)
+    np.testing.assert_array_equal(samples.ids_T[samples.cu_seqlens_B1[1:] - 1], SEP)
+    assert samples.special_T.sum() == 2 * len(samples.lengths_B)
+    assert sorted(set(samples.lengths_B.tolist()))[1:] in ([], [LENGTH])
+    assert "separators" not in Contiguous().model_dump()
+
+
 def test_doc_sentences_stay_within_a_document(shards: TokenShards) -> None:
     samples = assembled(DocSentences(), shards, whole_documents(shards))
     np.testing.assert_array_equal(np.bincount(samples.sequence_T, samples.ids_T == SEP), 1)

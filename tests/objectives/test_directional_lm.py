@@ -55,6 +55,25 @@ def test_the_loss_is_the_cross_entropy_of_the_next_tokens() -> None:
     assert part.count == 14
 
 
+def test_a_z_loss_beside_the_sampled_softmax_changes_nothing_and_is_refused() -> None:
+    samples = corrupted(samples_of([False]), OBJECTIVES[:1], VOCABULARY, Draw(0))
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+    model = HeadedModel(TransformerXlConfig.model_validate(sizes).build(VOCABULARY.size), ["causal_lm"])
+    model.initialise(0)
+    model.eval().training = True  # a training loss without dropout
+
+    def loss(**settings: float) -> float:
+        objective = ForwardLM.model_validate(settings)
+        torch.manual_seed(0)
+        part = encode(model, [objective], PackedBatch.from_samples(samples))["forward_lm"].loss(objective)
+        return float(part.sum.detach())
+
+    assert loss(z_loss=0.5) > loss()
+    assert loss(z_loss=0.5, negatives=20) == loss(negatives=20)
+    assert [each.name for each in ForwardLM(z_loss=0.5).unread_keys(None)] == []
+    assert [each.name for each in ForwardLM(z_loss=0.5, negatives=20).unread_keys(None)] == ["z_loss"]
+
+
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [

@@ -80,6 +80,13 @@ def test_the_loss_is_the_published_bound_and_so_are_its_gradients(z_loss: float)
         torch.testing.assert_close(mine, other, atol=1e-6, rtol=1e-4)
 
 
+def test_its_count_does_not_wait_for_the_device() -> None:
+    """No number can be read from a tensor on torch's meta device, which stands for a GPU that would be waited for."""
+    batch = PackedBatch.from_samples(MaskedDiffusion().corrupt(samples(), vocabulary(90), Draw(1)))
+    moved = batch.to(torch.device("meta"))
+    assert MaskedDiffusion().count(moved) == MaskedDiffusion().count(batch) == sum(LENGTHS) - 2 * len(LENGTHS)
+
+
 def test_over_many_draws_the_bound_is_the_mean_over_orders() -> None:
     """Ou et al. 2024: the expectation is the mean negative log-likelihood over all orders of predicting the tokens."""
     from itertools import permutations

@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.objectives.masked_lm import MaskedLM
-from bertkit.objectives.masking import AnyUnits, MaskingStrategy, Ngrams, Spans, Tokens, Words
+from bertkit.objectives.masking import AnyUnits, MaskingStrategy, Ngrams, Spans, Tokens, WindowedNgrams, Words
 from bertkit.objectives.masking.base import within_budget
 from tests.data.toy_corpus import MASK, vocabulary
 from tests.objectives.test_masked_lm import VOCABULARY_SIZE as PLAIN_SIZE
@@ -31,7 +31,11 @@ from tests.objectives.worded import (
 )
 
 WHOLE = [pytest.param(units, id=units.name) for units in (Words(), Ngrams(), phrases())]
-ALL = [pytest.param(Tokens(), id="pieces"), *WHOLE, pytest.param(Spans(), id="spans")]
+ALL = [
+    pytest.param(Tokens(), id="pieces"),
+    *WHOLE,
+    *(pytest.param(units, id=units.name) for units in (Spans(), WindowedNgrams(longest=3))),
+]
 LENGTHS = np.random.default_rng(4).integers(3, 90, 160).tolist()
 
 

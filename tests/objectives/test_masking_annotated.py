@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ContinuousText
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
 from bertkit.errors import UsageError
@@ -152,9 +153,17 @@ def test_a_field_that_is_not_there_is_named_with_its_remedy(tmp_path: Path) -> N
     assert "data.reading.span_fields: [spans]" in fault
     assert objective.errors(_reading("spans", "names"), BertConfig()) == []
     assert MaskedLM().errors(_reading(), BertConfig()) == []
+    write_shards(tmp_path / "shards", [[3, 4]])
+    assert objective.errors(DataConfig(sources=[str(tmp_path / "shards")]), BertConfig()) == []
     tokenizer = with_roles("pad", "cls", "sep", "mask", continuing="##c")
     with pytest.raises(UsageError, match=r"'names', but the token shards .* have none"):
         objective.prepared(tokenizer, write_shards(tmp_path, [[3, 4]]))
+
+
+def test_a_layout_of_lanes_gives_no_spans() -> None:
+    data = _reading("spans").model_copy(update={"layout": ContinuousText()})
+    (fault,) = MaskedLM(units=AnnotatedSpans()).errors(data, BertConfig())
+    assert "units.field 'spans' needs the marks of the text, which data.layout 'continuous' does not read" in fault
 
 
 def _reading(*fields: str) -> DataConfig:

@@ -228,6 +228,14 @@ def test_a_noise_token_equal_to_the_text_s_counts_as_noise() -> None:
     assert int(of[1].marks_M(read).sum()) == sum(max(1, round(0.2 * length)) for length in LENGTHS)
 
 
+def test_drawing_noise_does_not_wait_for_the_device() -> None:
+    """No number can be read from a tensor on torch's meta device, which stands for a GPU that would be waited for."""
+    of = electric()
+    batch = batch_of(of)
+    outputs = encode(made_model(of).to("meta"), of, batch.to(torch.device("meta")))
+    assert outputs["noise_contrastive"].batch.targets["noise_contrastive"].columns["log_q"].shape == batch.ids_T.shape
+
+
 def test_micro_batches_change_nothing_but_rounding() -> None:
     of = electric()
     model = made_model(of).eval()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ContinuousText
 from bertkit.data.layouts.pairs import SegmentPair
 from bertkit.data.layouts.sentences import FullSentences
 from bertkit.data.prepare import prepare_shards
@@ -149,6 +150,12 @@ def test_shards_without_case_are_told_how_to_get_it(tmp_path: Path) -> None:
     assert "set data.reading.mark_capitals to true" in fault
     with pytest.raises(UsageError, match=r"mark_capitals to true"):
         Capitalisation().prepared(None, write_shards(tmp_path / "toy", [[3]]))  # type: ignore[arg-type]  # not read
+
+
+def test_a_layout_of_lanes_gives_no_case() -> None:
+    data = DataConfig(layout=ContinuousText(), reading=SourceOptions(mark_capitals=True))
+    (fault,) = Capitalisation().errors(data, BertConfig())
+    assert "needs the marks of the text, which data.layout 'continuous' does not read" in fault
 
 
 @pytest.mark.parametrize("objective", [Capitalisation(), TokenDocument()])

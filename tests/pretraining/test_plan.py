@@ -20,7 +20,8 @@ from bertkit.pretraining.plan import pretraining_plan
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.training import plan
 from bertkit.training.cost import training_flops
-from tests.data.toy_corpus import vocabulary
+from tests.data.toy_corpus import vocabulary, write_shards
+from tests.overrides import parsed
 
 SEQUENCES, LENGTH, STEPS = 6, 40, 5
 RECIPE = """
@@ -76,6 +77,20 @@ def test_full_sequences_cost_what_is_planned(
     masked = corrupted(full_sequences(90), recipe.objectives, known, Draw(1, "test"), progress=0.0)
     flops = training_flops(model, [PackedBatch.from_samples(masked)], recipe.objectives)
     assert pretraining_plan(recipe, vocab_size=known.size)["flops"] == pytest.approx(STEPS * flops, rel=1e-12)
+
+
+def test_a_plan_without_the_network_fetches_no_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shards(tmp_path, [[30, 40]])
+    offline = []
+
+    def directory(source: str, **settings: Any) -> Path:
+        offline.append(settings.get("offline", False))
+        return Path(source)
+
+    monkeypatch.setattr("bertkit.pretraining.plan.shards_directory", directory)
+    document = pretraining_plan(load_recipe("bert-tiny", parsed([f"data.sources=[{tmp_path}]"])), offline=True)
+    assert document["text_passes"] > 0
+    assert offline == [True, True]
 
 
 def test_token_shards_beside_text_are_refused_in_the_words_of_the_run(

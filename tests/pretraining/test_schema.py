@@ -54,6 +54,21 @@ def test_a_wrong_objective_is_one_clear_fault(tiny: str, objective: str, message
     assert "the recipe has an error" in str(fault.value)
 
 
+@pytest.mark.parametrize("name", ["masked_lm", "masked_diffusion", "word_order"])
+def test_a_head_that_the_family_lacks_is_told_before_any_text_is_read(tiny: str, name: str) -> None:
+    told = rf"objective\.{name}: model\.family 'xlnet' has no head for masked_lm; use another family, such as bert"
+    with pytest.raises(UsageError, match=told):
+        load_recipe(tiny, parsed(["model={family: xlnet}", f"objective=[{name}]"]))
+
+
+def test_three_segments_need_as_many_embeddings(tiny: str) -> None:
+    changes = ["data.layout.name=reused-segments", "objective=[masked_lm]", "optimisation.batch_sequences=4"]
+    with pytest.raises(UsageError, match=r"three segments, .* but model\.type_vocab_size is 2; set it to 3"):
+        load_recipe(tiny, parsed(changes))
+    for enough in (1, 3):  # a single row is shared by all tokens
+        load_recipe(tiny, parsed([*changes, f"model.type_vocab_size={enough}"]))
+
+
 def test_a_resolved_recipe_loads_to_an_equal_one_of_equal_hash(tiny: str) -> None:
     recipe = load_recipe(tiny, parsed(["optimisation.steps=1e5", "data.sequence_length=64", "engine.workers=0"]))
     Path("recipe.yaml").write_text(dump_recipe(recipe))

@@ -79,6 +79,51 @@ def test_electra_has_the_values_of_the_paper_and_its_code(
     assert (optimisation.batch_sequences, optimisation.steps) == (batch, steps)
 
 
+def test_nomic_bert_has_the_values_of_its_file() -> None:
+    recipe = load_recipe("nomic-bert")
+    optimisation = recipe.optimisation
+    optimizer, schedule = optimisation.optimizer, optimisation.schedule
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.98), 1e-6, 1e-5)
+    assert (optimizer.clip_norm, schedule.name, schedule.peak, schedule.warmup_share) == (None, "linear", 5e-4, 0.06)
+    assert (optimisation.batch_sequences, optimisation.passes) == (1024 * 4, 160)
+    assert (recipe.data.sequence_length, recipe.objectives[0].model_dump()["rate"]) == (2048, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "layers", "peak", "batch"),
+    [
+        ("deberta-v3-xsmall", 384, 12, 3e-4, 64),
+        ("deberta-v3-small", 768, 6, 1e-4, 256),
+        ("deberta-v3-base", 768, 12, 1e-4, 256),
+        ("deberta-v3-large", 1024, 24, 1e-4, 256),
+        ("deberta-base", 768, 12, 1e-4, 256),
+    ],
+)
+def test_deberta_has_the_values_of_the_released_scripts(
+    name: str, width: int, layers: int, peak: float, batch: int
+) -> None:
+    recipe = load_recipe(name)
+    model = recipe.model.model_dump()
+    assert (model["hidden_size"], model["num_hidden_layers"]) == (width, layers)
+    assert model["hidden_size"] // model["num_attention_heads"] == 64
+    assert (model["intermediate_size"], model["position_buckets"]) == (4 * width, 256)
+    masked, *detectors = recipe.objectives
+    assert masked.expected_count(recipe.data.sequence_length) == round(0.15 * 512)
+    for detector in detectors:
+        generator = detector.generator(recipe.model).model_dump()  # type: ignore[attr-defined]  # replaced_token
+        changed = {key for key in generator if generator[key] != model.get(key)}
+        assert changed == {"num_hidden_layers", "enhanced_mask_decoder"}
+        assert (generator["num_hidden_layers"], generator["enhanced_mask_decoder"]) == (layers // 2, True)
+    assert [each.weight for each in detectors] == ([] if name == "deberta-base" else [10.0])
+    assert bool(model.get("enhanced_mask_decoder")) == (name == "deberta-base")
+    optimisation = recipe.optimisation
+    schedule, optimizer = optimisation.schedule, optimisation.optimizer
+    assert (schedule.name, schedule.peak, schedule.warmup_steps) == ("bert", peak, 10_000)
+    assert (optimisation.batch_sequences, optimisation.steps) == (batch, 1_000_000)
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.999), 1e-6, 0.01)
+    assert (optimizer.bias_correction, optimizer.clip_norm) == (False, 1.0)
+
+
 def test_electric_has_the_values_of_electra_base() -> None:
     recipe, electra = load_recipe("electric"), load_recipe("electra-base")
     assert (recipe.model, recipe.data, recipe.optimisation) == (electra.model, electra.data, electra.optimisation)

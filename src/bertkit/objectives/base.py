@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,6 +24,7 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
+from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel, summarised_token
 from bertkit.models.loss_sum import LossSum
@@ -72,6 +73,9 @@ class Objective(Settings, ABC):
     is_shown: ClassVar[bool] = True
     """Whether `show-batch` can show its targets; false if they belong to a text of other tokens."""
 
+    is_random: ClassVar[bool] = True
+    """Whether its corruption is random, so that epochs or static copies differ."""
+
     has_accuracy: ClassVar[bool] = True
     """Whether its predictions can be right or wrong; for a number or a distance there is only the loss."""
 
@@ -101,8 +105,8 @@ class Objective(Settings, ABC):
 
     @property
     def draws(self) -> bool:
-        """Whether its corruption is random, so that epochs or static copies differ."""
-        return True
+        """`is_random`, given its settings."""
+        return self.is_random
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -217,6 +221,7 @@ class TokenPrediction(Objective):
         " is added to the term's mean; GPT-BERT's is 1e-4.",
     )
 
+    later_fields: ClassVar[frozenset[str]] = frozenset({"z_loss"})
     target: ClassVar[Target | None] = "token"
     states: ClassVar[States] = "targets"
 
@@ -225,10 +230,22 @@ class TokenPrediction(Objective):
         """The masked-LM head, which objectives of this kind share."""
         return ("masked_lm",)
 
-    @model_serializer(mode="wrap")
-    def _without_idle_z_loss(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A recipe from before this key existed keeps its hash.
-        return {key: value for key, value in handler(self).items() if key != "z_loss" or value}
+    def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
+        (head,), known = self.heads, model.all_heads()
+        if head in known:
+            return []
+        remedy = "use another family, such as bert"
+        if "causal_lm" in known and model.causal_attention:
+            remedy = 'use a recipe of this family, or --set "objective=[{causal_lm: {head: causal_lm}}]"'
+        return [f"objective.{self.term}: model.family {model.model_type!r} has no head for {head}; {remedy}"]
+
+    def require_mask(self, tokenizer: Tokenizer, remedy: str = "") -> None:
+        """Raise UsageError if the tokenizer has no [MASK]; `remedy` is one in addition to another tokenizer."""
+        if "mask" not in tokenizer.roles:
+            raise UsageError(
+                f"objective.{self.term} needs a [MASK] token, but the tokenizer has none (it has:"
+                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); use another tokenizer{remedy}"
+            )
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """Summed cross-entropy at the targets, in nats; the vocabulary projection is computed only there."""
@@ -239,15 +256,11 @@ class TokenPrediction(Objective):
 
 
 class SequenceClassification(Objective):
-    """An objective that predicts one of several classes per sequence: `batch.labels[term]`."""
+    """An objective that predicts one of several classes per sequence, from the layout: `batch.labels[term]`."""
 
     target: ClassVar[Target | None] = "class"
     states: ClassVar[States] = "sequences"
-
-    @property
-    def draws(self) -> bool:
-        """False: its labels come from the layout."""
-        return False
+    is_random: ClassVar[bool] = False
 
     def expected_count(self, length: int) -> float:
         return 1.0
@@ -263,6 +276,10 @@ class TokenDetection(Objective):
 
     target: ClassVar[Target | None] = "mark"
     states: ClassVar[States] = "targets"
+
+    def expected_count(self, length: int) -> float:
+        """All tokens but [CLS] and [SEP]."""
+        return max(1.0, length - 2.0)
 
     def marks_M(self, batch: PackedBatch) -> Tensor:
         """Whether each token that it reads has the mark, bool."""

@@ -27,6 +27,7 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import Objective, TokenDetection
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masking.annotated import layout_errors
 from bertkit.text.annotated import CAPITALS, INSIDE
 from bertkit.text.tokenizer import Tokenizer
 
@@ -39,6 +40,7 @@ class Capitalisation(TokenDetection):
     term: ClassVar[str] = "capitalisation"
     outputs: ClassVar[int] = 1
     label_names: ClassVar[tuple[str, ...]] = ("lower", "capital")
+    is_random: ClassVar[bool] = False
     rank: ClassVar[int] = MaskedLM.rank + 3
     """After all objectives that choose tokens; it changes none."""
 
@@ -46,13 +48,10 @@ class Capitalisation(TokenDetection):
 
     _number: int | None = PrivateAttr(None)
 
-    @property
-    def draws(self) -> bool:
-        return False
-
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         marked = data.reading.mark_capitals or data.is_tokenised
-        return [] if marked else [f"objective.{self.term} needs the case of the text; {_REMEDY}"]
+        found = [] if marked else [f"objective.{self.term} needs the case of the text; {_REMEDY}"]
+        return found + layout_errors(f"objective.{self.term}", data)
 
     def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         return [
@@ -78,6 +77,3 @@ class Capitalisation(TokenDetection):
         index_M = np.flatnonzero(~samples.special_T)
         capital_M = (samples.spans_T[index_M] >> 2 * self._number) & INSIDE > 0
         return samples.with_targets(self.term, Targets(index_M, capital_M.astype(np.int64)))
-
-    def expected_count(self, length: int) -> float:
-        return max(1.0, length - 2.0)

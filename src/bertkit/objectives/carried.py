@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bertkit.data.batch import BatchLanes
+from bertkit.data.batch import PackedBatch
 
 State = Mapping[str, Tensor]
 """Tensors with one row per lane, by name."""
@@ -28,20 +28,21 @@ class CarriedState:
         self._following: list[State] = []
         self._last_lane = -1
 
-    def of(self, lanes: BatchLanes) -> State | None:
-        """The state that these sequences continue; None at the beginning.
+    def of(self, batch: PackedBatch) -> State | None:
+        """The state that these sequences continue, on their device; None at the beginning.
 
         A lane that was already read in this step begins the next step.
         """
+        lanes = (batch.host or batch).lanes
+        assert lanes is not None, "only sequences of lanes continue others"
         first = int(lanes.number_B[0])
         if first <= self._last_lane:
             self.commit()
         self._last_lane = int(lanes.number_B[-1])
         if not self.tensors:
             return None
-        return {
-            name: tensor[first : self._last_lane + 1].to(lanes.number_B.device) for name, tensor in self.tensors.items()
-        }
+        own = slice(first, self._last_lane + 1)
+        return {name: tensor[own].to(batch.ids_T.device) for name, tensor in self.tensors.items()}
 
     def add(self, state: State) -> None:
         """Add the new state of the sequences that were last read."""

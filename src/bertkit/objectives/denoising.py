@@ -24,9 +24,8 @@ from pydantic import Field, PrivateAttr
 
 from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.errors import UsageError
 from bertkit.objectives.seq2seq_lm import DocumentRecovery, Sides
 from bertkit.text.tokenizer import Tokenizer
 
@@ -51,11 +50,7 @@ class Denoising(DocumentRecovery):
     term: ClassVar[str] = "denoising"
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        if "mask" not in tokenizer.roles:
-            raise UsageError(
-                f"objective.{self.term} needs a [MASK] token, but the tokenizer has none (it has:"
-                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); use another tokenizer"
-            )
+        self.require_mask(tokenizer)
         prepared = self.model_copy()
         prepared._shards = shards
         return prepared
@@ -68,22 +63,16 @@ class Denoising(DocumentRecovery):
         """The text, and its remainder with one mask per span."""
         return 2.0 * length - self.rate * length * (1 - 1 / max(1.0, self.mean_span))
 
-    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Each sample as a source, corrupted, and a target."""
-        assert samples.source_T is not None
-        assert self._shards is not None
-        start_S1 = self._shards.segment_start_S1
-        bounds = samples.cu_seqlens_B1
-        sides = []
-        for row in range(samples.lengths_B.size):
-            text = slice(bounds[row] + 1, bounds[row + 1] - 1)
-            at = {"epoch": samples.epoch_B[row], "sample": samples.sample_B[row]}
-            ids_S, place_S = samples.ids_T[text], samples.source_T[text]
-            source = ids_S
-            if self.permute_sentences:
-                source = ids_S[sentence_order(np.searchsorted(start_S1, place_S, side="right"), draw, at)]
-            sides.append(Sides(self._infilled(source, vocabulary, draw, at), ids_S, place_S))
-        return self.paired(samples, vocabulary, sides)
+    def sides(
+        self, ids_S: Int64Array, place_S: Int64Array, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]
+    ) -> Sides:
+        """The corrupted text and the text."""
+        source = ids_S
+        if self.permute_sentences:
+            assert self._shards is not None, "prepared() gives the corpus"
+            sentence_S = np.searchsorted(self._shards.segment_start_S1, place_S, side="right")
+            source = ids_S[sentence_order(sentence_S, draw, at)]
+        return Sides(self._infilled(source, vocabulary, draw, at), ids_S, place_S)
 
     def _infilled(self, ids_S: Int64Array, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]) -> Int64Array:
         """The text with each span of words replaced by a mask, and masks inserted for spans of length 0."""

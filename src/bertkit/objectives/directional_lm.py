@@ -10,7 +10,8 @@ Shapes: T packed tokens, B sequences, M predicted tokens.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -28,6 +29,7 @@ from bertkit.models.loss_sum import LossSum
 from bertkit.models.operators.adaptive_softmax import AdaptiveProjection
 from bertkit.models.operators.sampled_softmax import sampled_cross_entropy
 from bertkit.objectives.base import TokenPrediction
+from bertkit.settings import UnreadKey
 
 
 class DirectionalLM(TokenPrediction):
@@ -40,13 +42,15 @@ class DirectionalLM(TokenPrediction):
         " which evaluations always compute.",
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"negatives"})
     is_backward: ClassVar[bool]
     has_perplexity: ClassVar[bool] = True
+    is_random: ClassVar[bool] = False
 
-    @property
-    def draws(self) -> bool:
-        return False
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        yield from super().unread_keys(recipe)
+        if self.negatives is not None:
+            why = f"objective.{self.term}.negatives replaces the softmax over all words, to which it belongs"
+            yield UnreadKey("z_loss", why, "leave negatives out")
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -87,6 +91,9 @@ class DirectionalLM(TokenPrediction):
         index_M = np.flatnonzero((lanes.reversed_B == self.is_backward)[samples.sequence_T])
         return samples.with_targets(self.term, Targets(index_M, following_T[index_M]))
 
+    def expected_count(self, length: int) -> float:
+        return float(length)
+
 
 class ForwardLM(DirectionalLM):
     """Predict the next token, from left to right."""
@@ -94,15 +101,9 @@ class ForwardLM(DirectionalLM):
     term: ClassVar[str] = "forward_lm"
     is_backward: ClassVar[bool] = False
 
-    def expected_count(self, length: int) -> float:
-        return float(length)
-
 
 class BackwardLM(DirectionalLM):
     """Predict the next token, from right to left."""
 
     term: ClassVar[str] = "backward_lm"
     is_backward: ClassVar[bool] = True
-
-    def expected_count(self, length: int) -> float:
-        return float(length)

@@ -115,9 +115,10 @@ def encode(
     outputs: dict[str, EncoderOutput] = {}
     for reader, own in readers(model, objectives):
         is_model = reader is model
-        hidden_TD = states(reader, own, batch, recorder if is_model else None, carried if is_model else None)
-        output = EncoderOutput(reader, hidden_TD, batch)
-        outputs |= {objective.term: output for objective in own}
+        for together in _passes(reader, own):
+            hidden_TD = states(reader, together, batch, recorder if is_model else None, carried if is_model else None)
+            output = EncoderOutput(reader, hidden_TD, batch)
+            outputs |= {objective.term: output for objective in together}
         for leader in _leaders(objectives):
             if reader is model.companion(leader.companion):
                 batch = leader.filled(reader, output.hidden_TD, batch)
@@ -131,6 +132,13 @@ def readers(model: HeadedModel, objectives: Sequence[Objective]) -> list[tuple[H
     return [(reader, own) for reader, own in learnt if own]
 
 
+def _passes(model: HeadedModel, objectives: Sequence[Objective]) -> list[list[Objective]]:
+    """The objectives of each pass of a model: all in one, or in a second one those that read a mask decoder."""
+    decoded = [each for each in objectives if model.encoder.decodes_masks and MaskedLM.term in each.heads]
+    others = [each for each in objectives if each not in decoded]
+    return [together for together in (others, decoded) if together]
+
+
 def states(
     model: HeadedModel,
     objectives: Sequence[Objective],
@@ -140,17 +148,18 @@ def states(
 ) -> Tensor:
     """The states that these objectives read, (T, D); rows that none of them reads may be zero.
 
-    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.rows`. With a
-    recorder or a carried state, all of it is computed.
+    A masked LM reads every seventh token, so most of the last layer need not be computed: `Encoder.forward_tokens`.
+    With a recorder or a carried state, all of it is computed.
     """
     if carried is not None and batch.lanes is not None:
-        hidden_TD, following = model.encoder.forward_carried(batch, carried.of(batch.lanes), recorder)
+        hidden_TD, following = model.encoder.forward_carried(batch, carried.of(batch), recorder)
         carried.add(following)
         return hidden_TD
     index_M = read_rows(model, objectives, batch)
     if index_M is None or recorder is not None:
         whole_TD: Tensor = model(batch, recorder)
-        return whole_TD
+        if index_M is None or not model.encoder.decodes_masks:
+            return whole_TD
     rows_MD = model.encoder.forward_tokens(model.encoder.with_global_tokens(batch, model.head_names), index_M)
     return rows_MD.new_zeros(batch.num_tokens, rows_MD.shape[1]).index_copy(0, index_M, rows_MD)
 

@@ -24,7 +24,6 @@ from bertkit.data.batch import PackedBatch
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.errors import UsageError
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.objectives.base import CompanionObjective, Objective, TokenPrediction
@@ -73,11 +72,7 @@ class MaskedDiffusion(TokenPrediction):
         ]
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        if "mask" not in tokenizer.roles:
-            raise UsageError(
-                f"objective.{self.term} needs a [MASK] token, but the tokenizer has none (it has:"
-                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); use another tokenizer"
-            )
+        self.require_mask(tokenizer)
         return self
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
@@ -102,7 +97,8 @@ class MaskedDiffusion(TokenPrediction):
     def count(self, batch: PackedBatch) -> int:
         if not self.weighted:
             return super().count(batch)
-        return int(batch.labels[self.tokens_label].sum())
+        # On the host, which would otherwise wait for the GPU.
+        return int((batch.host or batch).labels[self.tokens_label].sum())
 
     def loss(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> LossSum:
         """The summed cross-entropy at the masks, in nats, each divided by its sample's rate; the count is that of all
@@ -116,7 +112,7 @@ class MaskedDiffusion(TokenPrediction):
         weight_M = targets.columns[_WEIGHT] if self.weighted else None
         z_loss = self.z_loss if model.training else 0.0
         found = LossSum.of_words(projection, targets.id_M, z_loss=z_loss, weight_M=weight_M)
-        counters = {"predicted": found.correct.new_tensor(targets.count), "right": found.correct}
+        counters = {"predicted": found.correct.new_full((), targets.count), "right": found.correct}
         return LossSum(found.sum, self.count(batch), found.correct, counters)
 
     def figures(self, counters: Mapping[str, int], count: int) -> dict[str, float]:

@@ -19,7 +19,6 @@ Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -30,28 +29,12 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.objectives.base import TokenPrediction
 from bertkit.objectives.masking import AnyUnits, Tokens
 from bertkit.objectives.schedule import Rate, rate_at
 from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, eq=False)
-class CorpusFrequencies:
-    """How often each token occurs in the corpus, as the upper end of its interval for a uniform number."""
-
-    upper_V: Float64Array
-
-    @classmethod
-    def of(cls, shards: TokenShards) -> CorpusFrequencies:
-        return cls(np.cumsum(shards.token_counts_V) / shards.token_counts_V.sum())
-
-    def drawn(self, uniform_M: Float64Array) -> Int64Array:
-        """Token ids, from uniform numbers in [0, 1)."""
-        return np.searchsorted(self.upper_V, uniform_M, side="right")
 
 
 class MaskedLM(TokenPrediction):
@@ -78,7 +61,8 @@ class MaskedLM(TokenPrediction):
         default_factory=Tokens, description="Masking strategy: which tokens are predicted together."
     )
 
-    _frequencies: CorpusFrequencies | None = PrivateAttr(None)
+    _upper_V: Float64Array | None = PrivateAttr(None)
+    """The upper end of each token's share of the corpus, when all shares are laid end to end."""
 
     term: ClassVar[str] = "masked_lm"
     in_place: ClassVar[bool] = True
@@ -109,25 +93,14 @@ class MaskedLM(TokenPrediction):
             yield UnreadKey("random_from", why, "give random_share a value above 0")
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
-        errors = self.units.errors(data)
-        heads = model.all_heads()
-        if "masked_lm" not in heads and "causal_lm" in heads and model.causal_attention:
-            errors.append(
-                f"objective.{self.term}: model.family {model.model_type!r} has no head for masked_lm; use a recipe of"
-                ' this family, or --set "objective=[{causal_lm: {head: causal_lm}}]"'
-            )
-        return errors
+        return [f"objective.{self.term}.{each}" for each in self.units.errors(data)] + super().errors(data, model)
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
-        if self.mask_share > 0 and "mask" not in tokenizer.roles:
-            raise UsageError(
-                f"objective.{self.term} needs a [MASK] token, but the tokenizer has none (it has:"
-                f" {', '.join(tokenizer.roles.values()) or 'no special token'}); use another tokenizer, or set"
-                f" mask_share: 0 for {self.term}"
-            )
+        if self.mask_share > 0:
+            self.require_mask(tokenizer, f", or set mask_share: 0 for {self.term}")
         prepared = self.model_copy(update={"units": self.units.prepared(tokenizer, shards)})
         if self.random_from == "corpus":
-            prepared._frequencies = CorpusFrequencies.of(shards)
+            prepared._upper_V = np.cumsum(shards.token_counts_V) / shards.token_counts_V.sum()
         return prepared
 
     def counts_B(self, lengths_B: Int64Array, ordinary_B: Int64Array) -> Int64Array:
@@ -163,8 +136,8 @@ class MaskedLM(TokenPrediction):
     def _random_id_M(self, vocabulary: Vocabulary, draw: Draw, address: dict[str, Int64Array]) -> Int64Array:
         if self.random_from == "vocabulary":
             return draw.integers("mask/word", vocabulary.size, **address)
-        assert self._frequencies is not None, "prepared() counts the corpus"
-        return self._frequencies.drawn(draw.uniform("mask/word", **address))
+        assert self._upper_V is not None, "prepared() counts the corpus"
+        return np.searchsorted(self._upper_V, draw.uniform("mask/word", **address), side="right")
 
     def expected_count(self, length: int) -> float:
         return float(self.counts_B(np.array([length]), np.array([max(1, length - 2)]))[0])

@@ -33,13 +33,14 @@ from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
+from bertkit.data.pinned import sent
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.families.two_tower import TwoTower
 from bertkit.models.headed import HeadedModel, share_embeddings
-from bertkit.objectives.base import CompanionObjective, Objective, TokenDetection
+from bertkit.objectives.base import CompanionObjective, Objective, States, TokenDetection
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.replaced_token import drawn_ids
 from bertkit.objectives.two_tower_cloze import COMPANION, TwoTowerCloze
@@ -64,6 +65,7 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
     )
 
     term: ClassVar[str] = "noise_contrastive"
+    states: ClassVar[States] = "tokens"
     label_names: ClassVar[tuple[str, ...]] = ("original", "noise")
     companion: ClassVar[str] = COMPANION
 
@@ -133,12 +135,14 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
     def filled(self, companion: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> PackedBatch:
         """The batch with its noise drawn, and the log-probability of each of its tokens as `columns["log_q"]`."""
         targets = batch.targets[self.term]
+        # The places of noise are found on the host, which would otherwise wait for the GPU.
+        noise_T = (batch.host or batch).targets[self.term].id_M
         ids, log_q = [], []
-        parts = (torch.split(each, _ROWS_AT_ONCE) for each in (hidden_TD, batch.ids_T, targets.id_M))
+        parts = (torch.split(each, _ROWS_AT_ONCE) for each in (hidden_TD, batch.ids_T, noise_T))
         uniform = torch.split(targets.columns["uniform"], _ROWS_AT_ONCE)
         for hidden_mD, id_m, noise_m, uniform_m in zip(*parts, uniform, strict=True):
             logits_mV = companion.masked_lm_logits(hidden_mD).float()
-            place_M = noise_m.nonzero().flatten()
+            place_M = sent(noise_m.nonzero().flatten(), logits_mV.device)
             read_m = id_m.index_copy(0, place_M, drawn_ids(logits_mV[place_M], uniform_m[place_M]))
             log_q.append(logits_mV.log_softmax(dim=-1).gather(1, read_m[:, None]).squeeze(-1))
             ids.append(read_m)
@@ -150,12 +154,6 @@ class NoiseContrastive(CompanionObjective, TokenDetection):
         energy_T = super().logits_M(model, hidden_TD, batch)
         log_q_T = batch.targets[self.term].columns["log_q"]
         return energy_T + log_q_T + math.log(self.rate / (1 - self.rate))
-
-    def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
-        return None
-
-    def expected_reads(self, model: HeadedModel, predictions: float) -> float | None:
-        return None
 
     def expected_count(self, length: int) -> float:
         return float(length)

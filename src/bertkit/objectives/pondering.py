@@ -23,24 +23,20 @@ from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.universal_transformer import UniversalTransformer, UniversalTransformerConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.objectives.base import Objective, States
+from bertkit.objectives.base import Objective
 
 
 class Pondering(Objective):
     """Ponder cost of adaptive halting: the mean over tokens of the number of steps plus the remainder."""
 
     term: ClassVar[str] = "pondering"
-    states: ClassVar[States] = "tokens"
     has_accuracy: ClassVar[bool] = False
+    is_random: ClassVar[bool] = False
     is_shown: ClassVar[bool] = False
 
     @property
     def heads(self) -> tuple[str, ...]:
         return ()
-
-    @property
-    def draws(self) -> bool:
-        return False
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         if isinstance(model, UniversalTransformerConfig) and model.halting:

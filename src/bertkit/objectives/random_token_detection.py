@@ -10,7 +10,7 @@ tokens are never replaced and left out of the loss; random tokens are drawn from
 replaced by itself counts as replaced. Quirk left: there each token is chosen at random, here the count per sequence is
 exact.
 
-Shapes: T packed tokens, B sequences, M tokens that are not special, R replaced tokens.
+Shapes: T packed tokens, B sequences, M tokens that are not special.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.objectives.base import CompanionObjective, Objective, TokenDetection
 from bertkit.objectives.masked_lm import MaskedLM
+from bertkit.objectives.masking.base import smallest
 from bertkit.objectives.schedule import Rate, rate_at
 
 
@@ -49,10 +50,10 @@ class RandomTokenDetection(TokenDetection):
 
     def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         errors = [
-            f"objective.{self.term} and objective.{each.term} would train one head on different tokens; leave one of"
-            " them out"
+            f"objective.{self.term} would take tokens that objective.{each.term} replaces for the text's own; leave one"
+            " of them out"
             for each in objectives
-            if isinstance(each, CompanionObjective) and set(each.heads) & set(self.heads)
+            if isinstance(each, CompanionObjective)
         ]
         return errors + [
             f"objective.{self.term} could replace tokens that objective.{each.term} has masked; use masked_lm with it"
@@ -62,20 +63,11 @@ class RandomTokenDetection(TokenDetection):
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
         """Replace an exact share of the tokens that no other objective predicts; the target is 1 if replaced."""
-        index_M = np.flatnonzero(samples.free_T)
-        sequence_M = samples.sequence_T[index_M]
-        order_M = np.lexsort((samples.uniform_T(draw, "random-token/choose")[index_M], sequence_M))
-        total_B = np.bincount(sequence_M, minlength=samples.lengths_B.size)
-        count_B = np.minimum(np.maximum(1, np.rint(rate_at(self.rate, 0) * total_B)), total_B)
-        # The sort keeps sequences in order, so a token's position within its sequence is its rank in the draw.
-        rank_M = np.arange(index_M.size) - (np.cumsum(total_B) - total_B)[sequence_M]
-        replaced_M = np.zeros(index_M.size, dtype=np.bool_)
-        replaced_M[order_M[rank_M < count_B[sequence_M]]] = True
-        index_R = index_M[replaced_M]
-        ids_T = samples.ids_T.copy()
-        uniform_R = samples.uniform_T(draw, "random-token/word")[index_R]
-        ids_T[index_R] = (uniform_R * vocabulary.size).astype(np.int64)
-        return samples.with_targets(self.term, Targets(index_M, replaced_M.astype(np.int64)), ids_T=ids_T)
-
-    def expected_count(self, length: int) -> float:
-        return float(max(1, length - 2))
+        free_T = samples.free_T
+        total_B = np.bincount(samples.sequence_T[free_T], minlength=samples.lengths_B.size)
+        count_B = np.maximum(1, np.rint(rate_at(self.rate, 0) * total_B)).astype(np.int64)
+        replaced_T = smallest(samples.uniform_T(draw, "random-token/choose"), free_T, count_B, samples)
+        random_T = (samples.uniform_T(draw, "random-token/word") * vocabulary.size).astype(np.int64)
+        ids_T = np.where(replaced_T, random_T, samples.ids_T)
+        index_M = np.flatnonzero(free_T)
+        return samples.with_targets(self.term, Targets(index_M, replaced_T[index_M].astype(np.int64)), ids_T=ids_T)

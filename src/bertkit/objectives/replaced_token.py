@@ -14,10 +14,17 @@ Quirks left: the released code chooses the masked positions with replacement, so
 uniform number per target goes through the inverse of the distribution function, which gives the same distribution. The
 number comes from the worker and depends on sample and position, so evaluation and resuming do not change it.
 
-Section 3.2 and figure 3 (right) compare with a two-stage procedure, of which no code was released: the generator is
-trained alone, the model of the same size starts from its weights, and is then trained alone (`training: two-stage`, in
-a stage after one with only masked_lm). Not specified in the paper: the optimiser's state is reset in between, the
-head of the model is new, and the generator samples with its dropout on, as in joint training.
+DeBERTaV3 (He et al. 2021, arXiv:2111.09543, section 3; details as in rtd_task.py of microsoft/DeBERTa) trains the same
+task with a generator of the same width and half the depth, DeBERTa's mask decoder in it (`generator_mask_decoder`),
+embeddings that are shared without their gradients (`tie: gradient-disentangled`), and a head that also reads the first
+token (`head: contextual`). Quirks left: there, generator and model are updated one after the other, so that the model
+already reads the generator's new embeddings; the released code also shares embeddings of absolute positions, which the
+model does not read.
+
+Section 3.2 and figure 3 (right) of the first paper compare with a two-stage procedure, of which no code was released:
+the generator is trained alone, the model of the same size starts from its weights, and is then trained alone
+(`training: two-stage`, in a stage after one with only masked_lm). Not specified in the paper: the optimiser's state is
+reset in between, the head of the model is new, and the generator samples with its dropout on, as in joint training.
 
 Shapes: T packed tokens, M masked tokens, V vocabulary, D width.
 """
@@ -38,7 +45,8 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
-from bertkit.models.headed import HeadedModel, share_embeddings
+from bertkit.models.families.deberta import CONTEXTUAL_HEAD, DebertaLikeConfig
+from bertkit.models.headed import HeadedModel, disentangle_embeddings, share_embeddings
 from bertkit.objectives.base import CompanionObjective, Objective, States, TokenDetection
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.text.tokenizer import Tokenizer
@@ -59,8 +67,23 @@ class ReplacedToken(CompanionObjective, TokenDetection):
         le=1,
         description="Size of the generator: its width, feed-forward width and heads as a share of the model's.",
     )
-    tie: Literal["embeddings", "none", "all"] = Field(
-        "embeddings", description="Parameters that the model and the generator share; all requires generator_size 1."
+    generator_depth: float = Field(
+        1.0, gt=0, le=1, description="Number of the generator's layers as a share of the model's; DeBERTaV3's is 0.5."
+    )
+    generator_mask_decoder: bool = Field(
+        False,
+        description="Whether the generator predicts with DeBERTa's enhanced mask decoder, which reads positions.",
+    )
+    tie: Literal["embeddings", "gradient-disentangled", "none", "all"] = Field(
+        "embeddings",
+        description="Parameters that the model and the generator share. gradient-disentangled: the model's word"
+        " embeddings are the generator's, which it does not train, plus differences of its own (DeBERTaV3); all"
+        " requires a generator of the model's sizes.",
+    )
+    head: Literal["token", "contextual"] = Field(
+        "token",
+        description="The model's head: it reads each token's state (ELECTRA), or its sum with the state of the"
+        " sequence's first token (DeBERTaV3; in families deberta and deberta-v2).",
     )
     training: Literal["joint", "two-stage"] = Field(
         "joint",
@@ -73,6 +96,19 @@ class ReplacedToken(CompanionObjective, TokenDetection):
     states: ClassVar[States] = "tokens"
     companion: ClassVar[str] = "generator"
     rank: ClassVar[int] = MaskedLM.rank + 1
+    later_fields: ClassVar[frozenset[str]] = frozenset({"generator_depth", "generator_mask_decoder", "head"})
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        return (CONTEXTUAL_HEAD if self.head == "contextual" else self.term,)
+
+    def generator(self, model: EncoderConfig) -> EncoderConfig:
+        """The settings of the generator of a model.
+
+        Raises:
+            ValueError: the scaled sizes do not fit together, or the family has no enhanced mask decoder.
+        """
+        return model.generator(self.generator_size, self.generator_depth, mask_decoder=self.generator_mask_decoder)
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         at = "objective.replaced_token"
@@ -80,14 +116,23 @@ class ReplacedToken(CompanionObjective, TokenDetection):
             return [
                 f"{at} needs a generator with a masked-LM head, which model.family {model.model_type!r} cannot have"
             ]
+        if self.heads[0] not in model.all_heads():
+            return [f"{at}.head is contextual, which model.family {model.model_type!r} does not have; set it to token"]
+        if self.generator_mask_decoder and not isinstance(model, DebertaLikeConfig):
+            return [
+                f"{at}.generator_mask_decoder is true, but model.family {model.model_type!r} has no mask decoder; set"
+                " it to false, or use deberta or deberta-v2"
+            ]
         try:
-            generator = model.generator(self.generator_size)
+            generator = self.generator(model)
         except ValueError as error:
             return [
                 f"{at}.generator_size ({self.generator_size:g}) gives no valid generator: {error}; use another size"
             ]
         if self.tie == "all" and generator != model:
-            return [f"{at}.tie is all, which needs {at}.generator_size 1, not {self.generator_size:g}"]
+            if self.generator_size != 1:
+                return [f"{at}.tie is all, which needs {at}.generator_size 1, not {self.generator_size:g}"]
+            return [f"{at}.tie is all, which needs {at}.generator_depth 1 and generator_mask_decoder: false"]
         if self.training == "two-stage" and (self.tie != "none" or generator != model):
             return [
                 f"{at}.training is two-stage, in which the model starts from all weights of its generator and is then"
@@ -108,7 +153,12 @@ class ReplacedToken(CompanionObjective, TokenDetection):
 
     @property
     def companion_settings(self) -> Mapping[str, object]:
-        return {"generator_size": f"{self.generator_size:g}", "tie": self.tie}
+        return {
+            "generator_size": f"{self.generator_size:g}",
+            "generator_depth": f"{self.generator_depth:g}",
+            "generator_mask_decoder": self.generator_mask_decoder,
+            "tie": self.tie,
+        }
 
     @property
     def takes_over(self) -> bool:
@@ -122,9 +172,11 @@ class ReplacedToken(CompanionObjective, TokenDetection):
         """
         encoder = model.encoder
         if self.tie != "all":
-            encoder = encoder.config.generator(self.generator_size).build(encoder.vocab_size, pad_id=pad_id)
+            encoder = self.generator(encoder.config).build(encoder.vocab_size, pad_id=pad_id)
         if self.tie == "embeddings":
             share_embeddings(encoder, model.encoder)
+        elif self.tie == "gradient-disentangled":
+            disentangle_embeddings(model.encoder, encoder)
         return HeadedModel(encoder, [MaskedLM.term])
 
     def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
@@ -168,6 +220,9 @@ class ReplacedToken(CompanionObjective, TokenDetection):
 
     def expected_count(self, length: int) -> float:
         return float(length)
+
+    def logits_M(self, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+        return super().logits_M(model, model.with_first(self.heads[0], hidden_TD, batch), batch)
 
     def marks_M(self, batch: PackedBatch) -> Tensor:
         """For a filled batch, whether each token differs from the text's own."""

@@ -5,14 +5,15 @@ section 7: a share of the target's probability is spread evenly over all words. 
 
 Quirk left: tensor2tensor spreads that share over the words other than the target, a factor of V / (V - 1).
 
-Shapes: T packed tokens, B sequences, M predicted tokens, V vocabulary.
+Shapes: T packed tokens, B sequences, S tokens of a text, M predicted tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -135,15 +136,36 @@ class DocumentRecovery(TargetPrediction):
             if each.term != self.term
         ]
 
+    @abstractmethod
+    def sides(
+        self, ids_S: Int64Array, place_S: Int64Array, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]
+    ) -> Sides:
+        """The source and the target of one text.
+
+        Args:
+            ids_S: the text without its special tokens.
+            place_S: position in the corpus of each token.
+            vocabulary: of the tokenizer.
+            draw: of the run.
+            at: the sample's address.
+        """
+
+    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
+        """Each sample as a source and a target."""
+        assert samples.source_T is not None, "layouts tell where tokens stand"
+        bounds, sides = samples.cu_seqlens_B1, []
+        for row in range(samples.lengths_B.size):
+            text = slice(bounds[row] + 1, bounds[row + 1] - 1)
+            at = {"epoch": samples.epoch_B[row], "sample": samples.sample_B[row]}
+            sides.append(self.sides(samples.ids_T[text], samples.source_T[text], vocabulary, draw, at))
+        return self.paired(samples, vocabulary, sides)
+
 
 class Seq2SeqLM(TargetPrediction):
     """Predict the target of each pair of parallel text."""
 
     term: ClassVar[str] = "seq2seq_lm"
-
-    @property
-    def draws(self) -> bool:
-        return False
+    is_random: ClassVar[bool] = False
 
     def errors(self, data: DataConfig, model: EncoderConfig) -> list[str]:
         found = super().errors(data, model)

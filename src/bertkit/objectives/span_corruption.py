@@ -24,7 +24,7 @@ from pydantic import Field, PrivateAttr
 
 from bertkit.arrays import Int64Array
 from bertkit.data.random import Draw
-from bertkit.data.samples import Samples, Vocabulary
+from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.errors import UsageError
 from bertkit.objectives.seq2seq_lm import DocumentRecovery, Sides
@@ -60,17 +60,10 @@ class SpanCorruption(DocumentRecovery):
         """The text, two sentinels per span (one on each side), and the special tokens of the target."""
         return length + 2 * self.rate * length / self.mean_span + 2
 
-    def corrupt(self, samples: Samples, vocabulary: Vocabulary, draw: Draw) -> Samples:
-        """Each sample as the remaining text and the missing spans."""
-        assert samples.source_T is not None
-        bounds, sides = samples.cu_seqlens_B1, []
-        for row in range(samples.lengths_B.size):
-            text = slice(bounds[row] + 1, bounds[row + 1] - 1)
-            at = {"epoch": samples.epoch_B[row], "sample": samples.sample_B[row]}
-            sides.append(self._cut(samples.ids_T[text], samples.source_T[text], draw, at))
-        return self.paired(samples, vocabulary, sides)
-
-    def _cut(self, ids_S: Int64Array, place_S: Int64Array, draw: Draw, at: dict[str, Any]) -> Sides:
+    def sides(
+        self, ids_S: Int64Array, place_S: Int64Array, vocabulary: Vocabulary, draw: Draw, at: dict[str, Any]
+    ) -> Sides:
+        """The remaining text and the missing spans."""
         span_K, text_K = self.span_lengths(ids_S.size, draw, at)
         standing_K = np.asarray(self._sentinels[: span_K.size])
         end_K = np.cumsum(span_K + text_K)

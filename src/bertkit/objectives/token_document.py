@@ -33,13 +33,10 @@ class TokenDocument(TokenDetection):
     term: ClassVar[str] = "token_document"
     outputs: ClassVar[int] = 1
     label_names: ClassVar[tuple[str, ...]] = ("here alone", "elsewhere")
+    is_random: ClassVar[bool] = False
     rank: ClassVar[int] = Capitalisation.rank + 1
 
     _shards: TokenShards | None = PrivateAttr(None)
-
-    @property
-    def draws(self) -> bool:
-        return False
 
     def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         return [
@@ -68,9 +65,6 @@ class TokenDocument(TokenDetection):
             in_document_M = document_M == document
             marks_M[in_document_M] = recurring(shards, start, end)[place_M[in_document_M] - start]
         return samples.with_targets(self.term, Targets(index_M, marks_M))
-
-    def expected_count(self, length: int) -> float:
-        return max(1.0, length - 2.0)
 
 
 def recurring(shards: TokenShards, start: int, end: int) -> BoolArray:

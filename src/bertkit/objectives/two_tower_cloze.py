@@ -32,10 +32,7 @@ class TwoTowerCloze(TokenPrediction):
 
     term: ClassVar[str] = "two_tower_cloze"
     learnt_by: ClassVar[str | None] = COMPANION
-
-    @property
-    def draws(self) -> bool:
-        return False
+    is_random: ClassVar[bool] = False
 
     def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
         if any(isinstance(each, CompanionObjective) and each.companion == COMPANION for each in objectives):

@@ -74,12 +74,7 @@ class WordOrder(TokenPrediction):
         total_B = np.bincount(sequence_W, minlength=samples.lengths_B.size)
         rounding_B = draw.uniform("shuffle/round", epoch=samples.epoch_B, sample=samples.sample_B)
         count_B = np.floor(self.share * total_B + rounding_B).astype(np.int64)
-        priority_W = draw.uniform(
-            "shuffle/choose",
-            epoch=samples.epoch_B[sequence_W],
-            sample=samples.sample_B[sequence_W],
-            position=samples.position_T[start_W],
-        )
+        priority_W = samples.uniform_T(draw, "shuffle/choose")[start_W]
         apart_W = _first_come_apart(start_W, priority_W, self.length)
         start_W, sequence_W, priority_W = start_W[apart_W], sequence_W[apart_W], priority_W[apart_W]
         order_W = np.lexsort((priority_W, sequence_W))
@@ -87,13 +82,7 @@ class WordOrder(TokenPrediction):
         rank_W = np.arange(order_W.size) - first_B[sequence_W]
         start_S = np.sort(start_W[order_W[rank_W < count_B[sequence_W]]])
         place_SK = start_S[:, None] + np.arange(self.length)
-        sequence_S1 = samples.sequence_T[start_S][:, None]
-        permutation_SK = draw.uniform(
-            "shuffle/order",
-            epoch=samples.epoch_B[sequence_S1],
-            sample=samples.sample_B[sequence_S1],
-            position=samples.position_T[place_SK],
-        ).argsort(axis=1)
+        permutation_SK = samples.uniform_T(draw, "shuffle/order")[place_SK].argsort(axis=1)
         ids_T = samples.ids_T.copy()
         ids_T[place_SK] = samples.ids_T[np.take_along_axis(place_SK, permutation_SK, axis=1)]
         index_M = place_SK.ravel()

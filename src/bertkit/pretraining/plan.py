@@ -195,7 +195,7 @@ def _text_tokens(recipe: Recipe, files: Sequence[Path], tokenizer: Tokenizer | N
     """Tokens of the text: counted for shards and short texts, estimated from the size of other files; None for any
     other text."""
     if recipe.data.is_tokenised:
-        return float(TokenShards.open(shards_directory(recipe.data.sources[0])).tokens)
+        return float(TokenShards.open(shards_directory(recipe.data.sources[0], offline=offline)).tokens)
     if not files:
         return None
     records = next((file for file in files if ending(file) == ".jsonl"), None)

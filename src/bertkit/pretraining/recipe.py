@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ReusedSegments
 from bertkit.models.families.bert_gpt2 import BertGpt2Config
 from bertkit.models.registry import AnyEncoderConfig
 from bertkit.objectives.base import Objective
@@ -179,6 +180,11 @@ class Recipe(RecipeHeader):
             errors.append(
                 f"data.sequence_length ({self.data.sequence_length}) exceeds the model's maximum"
                 f" ({self.model.max_tokens}); lower it (--max-length), or raise model.max_position_embeddings"
+            )
+        if isinstance(self.data.layout, ReusedSegments) and getattr(self.model, "type_vocab_size", None) == 2:
+            errors.append(
+                f"data.layout {self.data.layout.choice} has three segments, of which the last is the classifier token,"
+                " but model.type_vocab_size is 2; set it to 3, or use another layout, such as segment-pair"
             )
         if self.optimisation.tuned_width is not None and self.init is not None:
             errors.append("optimisation.tuned_width needs random initial weights, not init's; leave one of them out")

@@ -7,6 +7,7 @@ metrics of every evaluation.
 
 from __future__ import annotations
 
+from itertools import islice, pairwise
 from typing import Any
 
 from bertkit.data.samples import Samples
@@ -43,12 +44,10 @@ def held_out_translations(
     """
     assert samples.decoder_start_B is not None
     sources, references = [], []
-    for start, end, first in zip(
-        samples.cu_seqlens_B1[:-1].tolist(), samples.cu_seqlens_B1[1:].tolist(), samples.decoder_start_B, strict=True
-    ):
+    ranges = zip(pairwise(samples.cu_seqlens_B1.tolist()), samples.decoder_start_B.tolist(), strict=True)
+    for (start, end), first in islice(ranges, pairs):
         sources.append(samples.ids_T[start : start + first].tolist())
         references.append(tokenizer.decode(samples.ids_T[start + first + 1 : end - 1]))
-    sources, references = sources[:pairs], references[:pairs]
     settings = GenerationSettings().resolved(is_causal=False, reads_source=True)
     tokens = SourceTokens.of(model, tokenizer)
     was_training = model.training

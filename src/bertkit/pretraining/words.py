@@ -16,12 +16,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bertkit.data.config import DataConfig
-from bertkit.data.stream import StepBatches
 from bertkit.errors import DataError, UsageError
-from bertkit.pretraining.stages import Stage
+from bertkit.pretraining.stage_run import StageRun
 from bertkit.progress import Progress
 from bertkit.text.corpus import Corpus
 from bertkit.training.engine_config import EngineConfig
@@ -34,15 +33,6 @@ FOLDER = "models"
 """The directory of a run with the saved models."""
 CLOSE = 0.9
 """A run that ends with this share of a mark's words saves its last model for that mark."""
-
-
-class StageOnText(Protocol):
-    """A stage and its batches: see `bertkit.pretraining.stage_run.StageRun`."""
-
-    @property
-    def stage(self) -> Stage: ...
-    @property
-    def batches(self) -> StepBatches: ...
 
 
 def needs_words(data: DataConfig, engine: EngineConfig) -> bool:
@@ -103,7 +93,7 @@ def warn_of_unexpected_files(expected: Sequence[str], corpus: Corpus, *, sources
         )
 
 
-def passes_before(stages: Sequence[StageOnText], step: int) -> float:
+def passes_before(stages: Sequence[StageRun], step: int) -> float:
     """How many times the updates before this one have read the training text, over all stages."""
     passes = 0.0
     for each in stages:
@@ -123,7 +113,7 @@ class WordsRead:
         steps: of the run.
     """
 
-    stages: Sequence[StageOnText]
+    stages: Sequence[StageRun]
     text_words: int
     steps: int
 

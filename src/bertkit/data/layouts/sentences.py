@@ -40,8 +40,16 @@ class Sentences(Layout):
 
     special_tokens: ClassVar[int] = 2
     epoch_dependent: ClassVar[bool] = False
-    closes_samples: ClassVar[bool] = True
-    """Whether a separator closes every sample, and not only the documents that end in it."""
+
+    @property
+    def closes_samples(self) -> bool:
+        """Whether a separator closes every sample, and not only the documents that end in it."""
+        return True
+
+    @property
+    def closes_documents(self) -> bool:
+        """Whether a separator closes every document in a sample."""
+        return True
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
         sequences: list[np.ndarray] = []
@@ -50,7 +58,7 @@ class Sentences(Layout):
         nothing = np.zeros(1, dtype=np.uint8)
         nowhere = np.array([-1])
         for start, end in plan_B.tolist():
-            starts = shards.document_starts(start + 1, end + 1).tolist()
+            starts = shards.document_starts(start + 1, end + 1).tolist() if self.closes_documents else []
             is_closed = self.closes_samples or end in starts
             edges = [start, *(each for each in starts if each < end), end]
             pieces: list[np.ndarray] = [np.array([vocabulary.cls_id])]

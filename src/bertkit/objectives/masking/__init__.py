@@ -15,10 +15,11 @@ from bertkit.objectives.masking.rare import RareTokens
 from bertkit.objectives.masking.spans import Spans
 from bertkit.objectives.masking.tiled_spans import TiledSpans
 from bertkit.objectives.masking.tokens import Tokens
+from bertkit.objectives.masking.windowed_ngrams import WindowedNgrams
 from bertkit.objectives.masking.words import Words
 
 AnyUnits = Annotated[
-    Tokens | Words | Ngrams | Spans | TiledSpans | EntitySpans | Phrases | AnnotatedSpans | RareTokens,
+    Tokens | Words | Ngrams | WindowedNgrams | Spans | TiledSpans | EntitySpans | Phrases | AnnotatedSpans | RareTokens,
     Field(discriminator="name"),
 ]
 
@@ -34,5 +35,6 @@ __all__ = [
     "Spans",
     "TiledSpans",
     "Tokens",
+    "WindowedNgrams",
     "Words",
 ]

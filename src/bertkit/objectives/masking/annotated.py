@@ -19,6 +19,7 @@ from pydantic import Field, PrivateAttr
 
 from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.config import DataConfig
+from bertkit.data.layouts import LaneLayout
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -41,7 +42,9 @@ class MarkedSpans(WholeWordMasking):
 
     def errors(self, data: DataConfig) -> list[str]:
         fields = data.reading.span_fields
-        return [] if self.field in fields else [_not_there(self.field, fields, "data.reading.span_fields has")]
+        known = data.is_tokenised or self.field in fields  # prepared() looks into token shards
+        found = [] if known else [_not_there(self.field, fields, "data.reading.span_fields has")]
+        return found + layout_errors(f"units.field {self.field!r}", data)
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         if self.field not in shards.span_fields:
@@ -72,8 +75,18 @@ class AnnotatedSpans(MarkedSpans):
         return draw_phrases(samples, words, starts_T, inside_T, self.phrase_rate, counts_B, draw)
 
 
+def layout_errors(name: str, data: DataConfig) -> list[str]:
+    """Why the layout does not give the marks that the named setting needs; empty if it does."""
+    if not isinstance(data.layout, LaneLayout):
+        return []
+    return [
+        f"{name} needs the marks of the text, which data.layout {data.layout.choice!r} does not read; use another"
+        " layout, such as full-sentences"
+    ]
+
+
 def _not_there(field: str, fields: list[str] | tuple[str, ...], who: str) -> str:
     return (
-        f"objective.masked_lm.units.field is {field!r}, but {who} {', '.join(fields) or 'none'}; add the field of the"
+        f"units.field is {field!r}, but {who} {', '.join(fields) or 'none'}; add the field of the"
         " corpus's records that contains the spans there, such as data.reading.span_fields: [spans]"
     )

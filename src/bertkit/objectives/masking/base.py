@@ -1,9 +1,10 @@
 """The interface of masking strategies, which choose the tokens to predict, and functions that several share.
 
-Siblings: tokens.py (BERT), rare.py (DistilBERT), words.py (whole-word masking), ngrams.py (ALBERT), spans.py
-(SpanBERT), entity_spans.py (its ablation), tiled_spans.py (GPT-BERT), phrases.py and annotated.py (ERNIE). A unit is a
-group of tokens that is chosen as a whole. Each strategy follows the released procedure of its paper for each sequence,
-computed for all sequences of a batch at once. The replacement of tokens and the loss are in ../masked_lm.py.
+Siblings: tokens.py (BERT), rare.py (DistilBERT), words.py (whole-word masking), ngrams.py (ALBERT), windowed_ngrams.py
+(DeBERTa), spans.py (SpanBERT), entity_spans.py (its ablation), tiled_spans.py (GPT-BERT), phrases.py and annotated.py
+(ERNIE). A unit is a group of tokens that is chosen as a whole. Each strategy follows the released procedure of its
+paper for each sequence, computed for all sequences of a batch at once. The replacement of tokens and the loss are in
+../masked_lm.py.
 
 Shapes: T packed tokens, B sequences, M chosen tokens, C candidates, c remaining candidates, K candidates of the
 sequence with the most, U chosen units.
@@ -60,7 +61,7 @@ class MaskingStrategy(Settings, ABC):
         return counts_B
 
     def errors(self, data: DataConfig) -> list[str]:
-        """Why it cannot mask these data: one sentence each, with key and remedy."""
+        """Why it cannot mask these data: one sentence each, which begins with the key, `units.KEY`, with the remedy."""
         return []
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
@@ -92,6 +93,18 @@ def ranked(key_C: Float64Array, sequence_C: Int64Array, sequences: int) -> Int64
     ranked_KB = np.full((int(counts_B.max(initial=0)), sequences), -1, dtype=np.int64)
     ranked_KB[np.arange(order_C.size) - starts_B[sorted_C], sorted_C] = order_C
     return ranked_KB
+
+
+def smallest(key_T: Float64Array, free_T: BoolArray, counts_B: Int64Array, samples: Samples) -> BoolArray:
+    """As many of each sequence's free tokens as its count, those with the smallest keys; the first if tied.
+
+    With one uniform number per token as the key, this is a uniform choice without replacement.
+    """
+    order_T = np.lexsort((key_T, ~free_T, samples.sequence_T))
+    # The sort keeps sequences in order, so a token's rank is its position within its sequence.
+    chosen_T = np.zeros(key_T.size, dtype=np.bool_)
+    chosen_T[order_T] = (samples.position_T < counts_B[samples.sequence_T]) & free_T[order_T]
+    return chosen_T
 
 
 def within_budget(length_C: Int64Array, sequence_C: Int64Array, counts_B: Int64Array) -> BoolArray:

@@ -59,49 +59,35 @@ class EntitySpans(MarkedSpans):
         starts_T, inside_T = self.span_tokens(samples)
         start_E = np.flatnonzero(starts_T)
         length_E = np.bincount(np.cumsum(starts_T)[inside_T] - 1, minlength=start_E.size)
-        entities = _PerSequence.of(samples.sequence_T[start_E], counts_B.size)
+        entities = _PerSequence(samples.sequence_T[start_E], counts_B.size)
         token_C = np.flatnonzero(words.word_T >= 0)
-        tokens = _PerSequence.of(samples.sequence_T[token_C], counts_B.size)
+        tokens = _PerSequence(samples.sequence_T[token_C], counts_B.size)
         chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
         left_B = counts_B.copy()
         for turn in count():
             sequence_b = np.flatnonzero(left_B > 0)
             if not sequence_b.size:
-                return merged(np.flatnonzero(chosen_T), samples.sequence_T)
-
-            def uniform_b(purpose: str, sequence_b: Int64Array = sequence_b, turn: int = turn) -> Float64Array:
-                return draw.uniform(
-                    purpose,
-                    epoch=samples.epoch_B[sequence_b],
-                    sample=samples.sample_B[sequence_b],
-                    position=np.full(sequence_b.size, turn),
-                )
-
-            place_b, length_b = uniform_b("mask/place"), others.drawn(uniform_b("mask/length"))
-            of_entity_b = uniform_b("mask/entity") < self.entity_rate
+                break
+            at: dict[str, Any] = {"position": turn}
+            at |= {"epoch": samples.epoch_B[sequence_b], "sample": samples.sample_B[sequence_b]}
+            place_b, number_b = draw.uniform("mask/place", **at), others.drawn(draw.uniform("mask/length", **at))
+            of_entity_b = draw.uniform("mask/entity", **at) < self.entity_rate
             with_b = of_entity_b & (entities.count_B[sequence_b] > 0)
             drawn_b = entities.drawn(sequence_b[with_b], place_b[with_b])
             take(sequence_b[with_b], start_E[drawn_b], length_E[drawn_b], chosen_T, left_B)
             anchor_b = token_C[tokens.drawn(sequence_b[~of_entity_b], place_b[~of_entity_b])]
             new_b = ~chosen_T[anchor_b]
-            word_b = words.word_T[anchor_b[new_b]]
-            last_b = np.minimum(word_b + length_b[~of_entity_b][new_b], words.end_W[word_b]) - 1
-            start_b = words.start_W[word_b]
-            end_b = words.start_W[last_b] + words.length_W[last_b]
-            take(sequence_b[~of_entity_b][new_b], start_b, end_b - start_b, chosen_T, left_B)
-        raise AssertionError("count() does not end")
+            spans = words.spans(anchor_b[new_b], number_b[~of_entity_b][new_b])
+            take(sequence_b[~of_entity_b][new_b], *spans, chosen_T, left_B)
+        return merged(np.flatnonzero(chosen_T), samples.sequence_T)
 
 
 class _PerSequence:
     """Items ordered by sequence, from which one of a sequence's own is drawn."""
 
-    def __init__(self, count_B: Int64Array) -> None:
-        self.count_B = count_B
-        self.first_B = np.cumsum(count_B) - count_B
-
-    @classmethod
-    def of(cls, sequence_X: Int64Array, sequences: int) -> _PerSequence:
-        return cls(np.bincount(sequence_X, minlength=sequences))
+    def __init__(self, sequence_X: Int64Array, sequences: int) -> None:
+        self.count_B = np.bincount(sequence_X, minlength=sequences)
+        self.first_B = np.cumsum(self.count_B) - self.count_B
 
     def drawn(self, sequence_b: Int64Array, uniform_b: Float64Array) -> Int64Array:
         """The number of the item that each of these sequences draws; each must have at least one."""

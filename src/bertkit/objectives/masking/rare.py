@@ -8,7 +8,7 @@ is equally likely.
 Quirk left: the released code draws from all tokens of a batch at once and rounds their number up; here every sequence
 has its own share, so the other samples of a batch do not affect how a sample is masked.
 
-Shapes: T packed tokens, B sequences, M chosen tokens, V vocabulary.
+Shapes: T packed tokens, B sequences, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.objectives.masking.base import Chosen, MaskingStrategy, ranked
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy, smallest
 from bertkit.text.tokenizer import Tokenizer
 
 
@@ -43,12 +43,7 @@ class RareTokens(MaskingStrategy):
 
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         assert self._weight_V is not None, "prepared() counts the corpus"
-        free_T = ~samples.fixed_T
-        index_C, sequence_C = np.flatnonzero(free_T), samples.sequence_T[free_T]
         # Waiting times at rates w: the k shortest are a draw of k without replacement in proportion to w
         # (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir").
-        uniform_C = samples.uniform_T(draw, "mask/choose")[free_T]
-        waits_C = -np.log1p(-uniform_C) / self._weight_V[samples.ids_T[free_T]]
-        ranked_KB = ranked(waits_C, sequence_C, samples.lengths_B.size)
-        taken_KB = np.arange(len(ranked_KB))[:, None] < counts_B
-        return Chosen(np.sort(index_C[ranked_KB[taken_KB & (ranked_KB >= 0)]]))
+        waits_T = -np.log1p(-samples.uniform_T(draw, "mask/choose")) / self._weight_V[samples.ids_T]
+        return Chosen(np.flatnonzero(smallest(waits_T, ~samples.fixed_T, counts_B, samples)))

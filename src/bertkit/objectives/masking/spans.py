@@ -60,11 +60,7 @@ class Spans(WholeWordMasking):
                 break
             anchor_b = candidate_C[visited_B[sequence_b]]
             sequence_b, anchor_b = sequence_b[~chosen_T[anchor_b]], anchor_b[~chosen_T[anchor_b]]
-            word_b = words.word_T[anchor_b]
-            last_b = np.minimum(word_b + number_T[anchor_b], words.end_W[word_b]) - 1
-            start_b = words.start_W[word_b]
-            length_b = words.start_W[last_b] + words.length_W[last_b] - start_b
-            take(sequence_b, start_b, length_b, chosen_T, left_B)
+            take(sequence_b, *words.spans(anchor_b, number_T[anchor_b]), chosen_T, left_B)
         return merged(np.flatnonzero(chosen_T), samples.sequence_T)
 
     def drawn(self, uniform_T: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Int64Array:

@@ -24,11 +24,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from bertkit.arrays import BoolArray, Float64Array, Int64Array
+from bertkit.arrays import Float64Array, Int64Array
 from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
-from bertkit.objectives.masking.base import Chosen, MaskingStrategy
+from bertkit.objectives.masking.base import Chosen, MaskingStrategy, smallest
 
 REMEMBERED_EPOCHS = 16
 """Number of epochs after which all counts are reset."""
@@ -71,7 +71,7 @@ class TiledSpans(MaskingStrategy):
             epoch_B = samples.epoch_B - place_B + place
             takes_part_T = (place_B >= place)[samples.sequence_T]
             span_first_T, uniform_T = self._spans(samples, epoch_B, draw)
-            now_T = _smallest(uniform_T * np.exp(times_T), counts_B, samples) & takes_part_T
+            now_T = smallest(uniform_T * np.exp(times_T), ~samples.fixed_T, counts_B, samples) & takes_part_T
             times_T += now_T
             is_own_T = (place_B == place)[samples.sequence_T]
             chosen_T |= now_T & is_own_T
@@ -95,12 +95,3 @@ class TiledSpans(MaskingStrategy):
         starts_T[(begin_T + samples.cu_seqlens_B1[samples.sequence_T])[inside_T]] = True
         first_T = np.flatnonzero(starts_T)[np.cumsum(starts_T) - 1]
         return first_T, draw.uniform("mask/choose", **at, position=samples.position_T[first_T])
-
-
-def _smallest(key_T: Float64Array, counts_B: Int64Array, samples: Samples) -> BoolArray:
-    """The tokens of each sequence with the smallest keys that may be chosen; the first if tied."""
-    order_T = np.lexsort((np.where(samples.fixed_T, np.inf, key_T), samples.sequence_T))
-    # The sort keeps sequences in order, so a token's rank is its position within its sequence.
-    chosen_T = np.zeros(key_T.size, dtype=np.bool_)
-    chosen_T[order_T] = (samples.position_T < counts_B[samples.sequence_T]) & ~samples.fixed_T[order_T]
-    return chosen_T

@@ -5,7 +5,7 @@ arXiv:1810.04805. Quirks honoured: words are visited in random order, and a word
 allows is skipped, so the count is never exceeded and not always reached; whether a token is masked, replaced or kept is
 drawn for each token.
 
-Shapes: T packed tokens, B sequences, W words.
+Shapes: T packed tokens, B sequences, W words, b spans.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ class BatchWords:
         break_W = np.flatnonzero(behind_fixed_T[start_W])
         end_W = np.append(break_W, start_W.size)[np.cumsum(behind_fixed_T[start_W])]
         return cls(start_W, length_W, samples.sequence_T[start_W], end_W, word_T)
+
+    def spans(self, anchor_b: Int64Array, number_b: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """First token and length of spans of this many words that begin with the anchors' words, up to a break."""
+        first_b = self.word_T[anchor_b]
+        last_b = np.minimum(first_b + number_b, self.end_W[first_b]) - 1
+        start_b = self.start_W[first_b]
+        return start_b, self.start_W[last_b] + self.length_W[last_b] - start_b
 
 
 class WholeWordMasking(MaskingStrategy):
