@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +81,17 @@ def test_a_text_without_paragraphs_holds_out_its_last_sentences() -> None:
     training, held = split_documents(shards, 0.01, 0, least_tokens=LEAST)
     assert training.tolist() == [[0, 270]]
     assert held.tolist() == [[270, 300]]
+
+
+@pytest.mark.parametrize("held_out", [0.01, 0.1, 0.34])
+def test_each_of_few_documents_gives_its_share_of_segments_where_tokens_do_not_count(held_out: float) -> None:
+    lengths = [1, 2, 3, 10, 25, 100]
+    shards = indices([[5] * length for length in lengths])
+    training, held = split_documents(shards, held_out, 0)
+    assert_a_partition(shards, training, held)
+    ends = np.cumsum(lengths)
+    expected = [0 if n == 1 else max(1, math.floor(held_out * n)) for n in lengths]
+    assert held.tolist() == [[end - n, end] for end, n in zip(ends.tolist(), expected, strict=True) if n]
 
 
 def test_each_of_few_documents_gives_its_share() -> None:

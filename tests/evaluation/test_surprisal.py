@@ -7,8 +7,10 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, GPT2LMHeadModel
@@ -18,7 +20,7 @@ from bertkit.errors import DataError
 from bertkit.evaluation.runs_diff import compare_runs
 from bertkit.evaluation.surprisal import Line, lines_of, word_scores
 from bertkit.models.families.gpt2 import Gpt2Config
-from bertkit.models.scoring.pseudo_likelihood import score_texts
+from bertkit.models.scoring.pseudo_likelihood import TextScore, score_texts
 from bertkit.run.directory import RunDirectory
 from bertkit.text.tokenizer import Tokenizer
 from tests.probing.tiny_models import GPT2, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer
@@ -117,11 +119,22 @@ def test_a_first_token_that_is_given_has_no_surprisal() -> None:
     roles = {role: token for role, token in tokenizer.roles.items() if role != "cls"}
     bare = Tokenizer(tokenizer.backend, roles)
     model = tiny_model(bare, Gpt2Config(**GPT2), ("causal_lm",))
-    line = Line(1, "The reader tests")
-    (score,) = score_texts(model, bare, [line.text])
-    words = word_scores(line, bare.encodings_plain([line.text])[0], score, bare.unk_id)
-    assert score.tokens == sum(word.tokens for word in words) - 1
-    assert [word.bits is None for word in words] == [True, False, False]
+    for text, tokens in (("The reader tests", 1), ("Modelable reader tests", 2)):
+        line = Line(1, text)
+        (score,) = score_texts(model, bare, [line.text])
+        words = word_scores(line, bare.encodings_plain([line.text])[0], score, bare.unk_id)
+        assert words[0].tokens >= tokens
+        assert score.tokens == sum(word.tokens for word in words) - 1
+        assert [word.bits is None for word in words] == [True, False, False]
+
+
+def test_a_token_counts_for_the_word_of_its_last_character_and_a_blank_for_the_next_word() -> None:
+    """Of "ab c d " the tokens "ab", " ", "c " and "d ", as in vocabularies whose tokens end in a blank."""
+    encoding = SimpleNamespace(ids=[5, 6, 7, 8], offsets=[(0, 2), (2, 3), (3, 5), (5, 7)])
+    score = TextScore(-np.array([1, 2, 4, 8], dtype=np.float32), 3)
+    words = word_scores(Line(1, "ab c d "), encoding, score, 7)  # type: ignore[arg-type]  # all that it reads
+    assert [(word.word, word.tokens, word.unknown) for word in words] == [("ab", 1, 0), ("c", 1, 0), ("d", 2, 1)]
+    assert [word.bits for word in words] == pytest.approx([bits / math.log(2) for bits in (1, 2, 12)])
 
 
 def test_unknown_words_are_counted_and_columns_named(place: Path, tmp_path: Path) -> None:

@@ -102,6 +102,20 @@ def test_folds_keep_groups_whole_and_labels_balanced_as_scikit_learns_do() -> No
     assert spread(fold_N, own) <= spread(theirs, own) + 0.02
 
 
+def test_groups_are_dealt_from_the_largest_each_into_the_smallest_fold_so_far() -> None:
+    sizes = [9, 8, 7, 5, 3, 2, 1]
+    split = texts(["x"] * sum(sizes), groups_of(sizes))
+    fold_N = folds(split, 3, 0)
+    of_group = {group: int(fold_N[k]) for k, group in enumerate(split.groups)}
+    found = [sorted(Counter(split.groups)[group] for group in of_group if of_group[group] == fold) for fold in range(3)]
+    assert sorted(found) == [[1, 2, 9], [3, 8], [5, 7]]
+
+
+def test_a_dev_set_with_one_example_of_each_label_is_enough() -> None:
+    split = texts(["a", "b", "c"] * 10)
+    assert counts(split, held_out(split, 0.1, 0)) == {"a": 1, "b": 1, "c": 1}
+
+
 def spread(fold_N: Any, labels: list[Any]) -> float:
     """The largest difference between a label's share of a fold and its share of all."""
     whole = Counter(labels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import torch
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
-from bertkit.generation.beam import beam_search
+from bertkit.generation.beam import PENALTIES, beam_search
 from bertkit.generation.causal import Generated, Limits, Prompt, decode
-from bertkit.generation.sampling import Sampling
+from bertkit.generation.sampling import Sampling, check_finite
 from bertkit.models.decoding.causal import next_tokens
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.files.hub import load_model
@@ -42,20 +44,20 @@ def prompts(room: int = ROOM) -> list[Prompt]:
     return [Prompt(row, number, room) for number, row in enumerate(ids)]
 
 
-def asked(oracle: Any, prompt: Prompt, **settings: Any) -> list[list[int]]:
-    """The new tokens of the oracle's outputs, without the end token and what follows it."""
+def asked(oracle: Any, prompt: Prompt, end_ids: Sequence[int] = (END,), **settings: Any) -> list[list[int]]:
+    """The new tokens of the oracle's outputs, without an end token and what follows it."""
     ids = torch.tensor([prompt.ids])
     found = oracle.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=prompt.room,
         do_sample=False,
-        pad_token_id=END,
-        eos_token_id=END,
+        pad_token_id=end_ids[0],
+        eos_token_id=list(end_ids),
         **settings,
     )
     rows = found[:, len(prompt.ids) :].tolist()
-    return [row[: row.index(END)] if END in row else row for row in rows]
+    return [list(takewhile(lambda token: token not in end_ids, row)) for row in rows]
 
 
 def new_ids(outputs: list[list[Generated]]) -> list[list[list[int]]]:
@@ -79,6 +81,17 @@ def test_beams_are_the_oracles_all_of_them(twins: tuple[Any, HeadedModel], beams
         assert [each.ids for each in own] == expected
         alone = beam_search(next_tokens(model), [prompt], limits, beams=beams, length_penalty=penalty, samples=beams)
         assert new_ids(alone) == [[each.ids for each in own]]
+
+
+def test_beams_of_which_most_continuations_end_are_the_oracles(twins: tuple[Any, HeadedModel]) -> None:
+    oracle, model = twins
+    end_ids = [token for token in range(VOCABULARY) if token % 4]
+    limits = Limits(frozenset(end_ids))
+    outputs = beam_search(next_tokens(model), prompts(), limits, beams=4, length_penalty=2.0, samples=4)
+    assert new_ids(outputs) == [
+        asked(oracle, prompt, end_ids, num_beams=4, num_return_sequences=4, length_penalty=2.0) for prompt in prompts()
+    ]
+    assert any(len(each.ids) > 1 for own in outputs for each in own)
 
 
 def test_a_beam_of_one_is_greedy(twins: tuple[Any, HeadedModel]) -> None:
@@ -131,11 +144,22 @@ def test_draws_have_the_frequencies_of_the_narrowed_distribution(kind: str) -> N
         "top_p": Sampling(top_p=0.8),
         "both": Sampling(temperature=2.0, top_k=50, top_p=0.6),
     }[kind]
-    expected_V = _narrowed(logits_V.double(), sampling)
+    expected_V = _narrowed(logits_V.double(), sampling) if kind != "plain" else logits_V.double().softmax(-1)
+    p_1V = sampling.log_p(logits_V[None], torch.arange(301)[None]).exp()
+    torch.testing.assert_close(p_1V[0], expected_V, atol=1e-6, rtol=1e-5)
     uniform_R = (np.arange(20_000) + 0.5) / 20_000
     token_R = sampling.draw(logits_V.expand(20_000, -1), uniform_R)
     found_V = torch.bincount(token_R, minlength=301).double() / 20_000
     torch.testing.assert_close(found_V, expected_V, atol=1.01 / 20_000, rtol=0)
+
+
+def test_a_nucleus_may_be_most_of_the_vocabulary() -> None:
+    logits_V = torch.randn(1301, generator=torch.Generator().manual_seed(3)) / 10
+    sampling = Sampling(top_p=0.95)
+    expected_V = _narrowed(logits_V.double(), sampling)
+    assert (expected_V > 0).sum() > 1200
+    p_1V = sampling.log_p(logits_V[None], torch.arange(1301)[None]).exp()
+    torch.testing.assert_close(p_1V[0], expected_V, atol=1e-9, rtol=1e-5)
 
 
 def _narrowed(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -197,6 +221,36 @@ def test_a_vocabulary_smaller_than_the_beam(tmp_path: Path) -> None:
     assert np.exp([each.score for each in all_found]).sum() == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.parametrize("power", [0.0, 0.6, 2.0, -0.7])
+@pytest.mark.parametrize(("form", "base"), [("length", lambda n: n), ("gnmt", lambda n: (5 + n) / 6)])
+def test_a_beam_of_all_outputs_ranks_them_as_an_exhaustive_search_does(
+    form: str, base: Callable[[int], float], power: float
+) -> None:
+    vocabulary, room, end = 5, 4, 3
+    config = Gpt2Config(
+        hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=24, max_position_embeddings=9
+    )
+    model = HeadedModel(config.build(vocabulary), ("causal_lm",)).eval()
+    model.initialise(1)
+    for weight in model.parameters():
+        weight.data *= 5
+    outputs = [ids for length in range(1, room + 1) for ids in product(range(vocabulary), repeat=length)]
+    outputs = [ids for ids in outputs if end not in ids[:-1] and (ids[-1] == end or len(ids) == room)]
+    decoder = next_tokens(model, cached=False)
+    log_p_of = {
+        before: decoder.start([[2, *before]], 9)[0].double().log_softmax(-1).tolist()
+        for before in {ids[:place] for ids in outputs for place in range(len(ids))}
+    }
+    score_of = {ids: sum(log_p_of[ids[:place]][token] for place, token in enumerate(ids)) for ids in outputs}
+    ranks = sorted((score / base(len(ids)) ** power for ids, score in score_of.items()), reverse=True)
+    (found,) = beam_search(
+        next_tokens(model), [Prompt([2], 0, room)], Limits(frozenset({end})), beams=vocabulary**room,
+        length_penalty=power, penalty=PENALTIES[form], samples=9,
+    )  # fmt: skip
+    ended = [(*each.ids, end) if each.finish == "end" else tuple(each.ids) for each in found]
+    assert [score_of[ids] / base(len(ids)) ** power for ids in ended] == pytest.approx(ranks[:9], rel=1e-5)
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_prompt_that_fills_the_model_does_not_end_the_others(cached: bool) -> None:
     """One finished row of many is kept, but not beyond the last position that the model has."""
@@ -210,6 +264,13 @@ def test_a_prompt_that_fills_the_model_does_not_end_the_others(cached: bool) -> 
     alone = [decode(next_tokens(model), [prompt], Limits(), sampling=None)[0] for prompt in asked]
     assert new_ids(together) == new_ids(alone)
     assert [len(own[0].ids) for own in together] == [2, *[9] * 7]
+
+
+def test_one_number_that_is_not_finite_is_enough_and_minus_infinity_is_a_score() -> None:
+    check_finite(torch.tensor([0.0, -torch.inf]))
+    for wrong in (torch.nan, torch.inf):
+        with pytest.raises(DataError, match="not finite numbers"):
+            check_finite(torch.tensor([0.0, wrong]))
 
 
 def test_a_damaged_model_is_named(twins: tuple[Any, HeadedModel]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,8 +56,23 @@ def test_certainty_that_is_right_has_no_error_and_the_least_temperature() -> Non
     assert fit_temperature(0.8 * probability_IK + 0.1, label_I) == pytest.approx(0.1, rel=1e-3)
 
 
+def test_every_bin_counts_by_itself_and_the_last_one_takes_what_is_rounded_above_one() -> None:
+    """All right in one bin and all wrong in the next, so that merged bins have another error; the last example of the
+    last bin is wrong."""
+    places = [(bin, (bin + part) / 15) for bin in range(15) for part in (0.2, 0.5, 0.9)]
+    places += [(14, 0.94)] * 30 + [(14, 1 + 1e-7)]
+    bin_I, confidence_I = (np.array(column) for column in zip(*places, strict=True))
+    right_I = (bin_I + 1) % 2
+    right_I[-1] = 0
+    expected = sum(abs((right_I - confidence_I)[bin_I == bin].sum()) for bin in range(15)) / len(places)
+    probability_IK = np.stack([confidence_I, np.zeros(len(places))], axis=1)
+    assert expected_calibration_error(probability_IK, 1 - right_I) == pytest.approx(expected, abs=1e-12)
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=30))
-def test_no_threshold_has_a_better_f1(rows: list[tuple[int, bool]]) -> None:
+def test_no_threshold_has_a_better_f1_and_the_nearest_to_one_half_is_taken(
+    rows: list[tuple[int, bool]],
+) -> None:
     probability_I = np.array([value / 9 for value, _ in rows])
     holds_I = np.array([holds for _, holds in rows])
 
@@ -65,3 +82,7 @@ def test_no_threshold_has_a_better_f1(rows: list[tuple[int, bool]]) -> None:
 
     best = best_threshold(probability_I, holds_I)
     assert f1(best) == max(f1(threshold) for threshold in (*np.linspace(0, 1, 181), 1.1) if threshold <= 1.0)
+    values = [0.0, *sorted(set(probability_I))]
+    candidates = [0.5, *(np.mean(pair) for pair in pairwise(values))]
+    nearest = min(abs(each - 0.5) for each in candidates if f1(each) == f1(best))
+    assert abs(best - 0.5) == pytest.approx(nearest)

@@ -227,8 +227,8 @@ def test_faulty_questions_are_named() -> None:
         squad_v2({"q1": "x"}, {"q1": [], "q2": []})
     with pytest.raises(DataError, match="no odds of no answer, such as q1"):
         squad_v2({"q1": "x"}, {"q1": []}, {})
-    with pytest.raises(DataError, match="question q1: the odds of no answer are nan"):
-        squad_v2({"q1": "x"}, {"q1": []}, {"q1": float("nan")})
+    with pytest.raises(DataError, match="question q2: the odds of no answer are nan"):
+        squad_v2({"q1": "x", "q2": "y"}, {"q1": [], "q2": []}, {"q1": 0.5, "q2": float("nan")})
     with pytest.raises(DataError, match=r"question q1 has no answer.*squad_v2"):
         squad({"q1": "x"}, {"q1": []})
     with pytest.raises(DataError, match="without questions"):

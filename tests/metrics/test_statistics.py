@@ -6,12 +6,14 @@ import json
 import logging
 import statistics
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 from operator import eq
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import issparse
 
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics import METRICS, RESAMPLED
@@ -190,6 +192,23 @@ def test_what_is_resampled_is_the_metric_itself(metric: str, score: str) -> None
     assert (result.score_a, result.difference) == (pytest.approx(one(predictions, references)), 0.0)
     assert result.resamples + result.undefined == 60
     assert 0 < result.p_value <= 1
+
+
+@pytest.mark.parametrize(("metric", "score"), RESAMPLED)
+def test_the_totals_of_any_resample_give_the_score_of_its_examples(metric: str, score: str) -> None:
+    resampled = RESAMPLED[metric, score]()
+    if not isinstance(resampled, Additive):
+        return
+    predictions, references = EXAMPLES.get(metric, LABELS)
+    rows = resampled.rows(predictions, references)
+    row_NK = rows.toarray() if issparse(rows) else rows
+    for drawn in combinations_with_replacement(range(len(references)), len(references)):
+        guessed, gold = ([side[i] for i in drawn] for side in (predictions, references))
+        if metric.startswith("squad"):
+            guessed, gold = ({str(i): item for i, item in enumerate(side)} for side in (guessed, gold))
+        expected = METRICS[metric](guessed, gold)[score]
+        found = float(resampled.value(row_NK[list(drawn)].sum(axis=0)))
+        assert found == pytest.approx(np.nan if expected is None else expected, nan_ok=True, abs=1e-9), drawn
 
 
 def test_an_interval_of_one_model_computes_each_score_once() -> None:

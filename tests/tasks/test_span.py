@@ -64,6 +64,22 @@ def test_the_labels_give_the_answer_back(answer: str) -> None:
     assert features.account.to_json()["answers_lost"] == 0
 
 
+def test_a_chunk_is_correct_where_both_ends_are() -> None:
+    own = task()
+    features = own.encode([question("cat")], encoder())
+    batch = features.batch(np.arange(features.num_examples))
+    logits = torch.zeros(features.num_examples, batch.packed.sequences.max_length, 2)
+    for item, (start, end) in enumerate(zip(*(features.example_labels[name] for name in (START, END)), strict=True)):
+        logits[item, start, 0] = -9.0 if item == 0 else 9.0
+        logits[item, end, 1] = -9.0 if item == 1 else 9.0
+    assert own.loss_of(logits, batch).correct == features.num_examples - 2 > 0
+
+
+def test_answers_longer_than_any_chunk_are_counted_as_lost() -> None:
+    examples = [question("cat"), question(CONTEXT, "1"), question("cat", "2", impossible=True), question(CONTEXT, "3")]
+    assert task().encode(examples, encoder()).account.to_json()["answers_lost"] == 2
+
+
 def test_a_chunk_without_the_answer_has_it_at_the_classifier_token() -> None:
     features = task().encode([question("cat")], encoder())
     starts = features.example_labels[START]

@@ -5,6 +5,7 @@ Sibling test_optimizers.py has properties that all share.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -103,16 +104,21 @@ def test_updates_are_the_papers_with_and_without_bias_correction(
         np.testing.assert_allclose(found, expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
 
 
-def test_lamb_moves_a_matrix_by_rate_times_its_own_length_whatever_the_gradients_scale() -> None:
-    for scale in (1e-2, 1e4):
-        model = Tiny()
-        optimizer = LambConfig(weight_decay=0.0, eps=1e-30).build(model)
-        before = weights_of(model)["map.weight"]
-        model.map.weight.grad = torch.ones_like(model.map.weight) * scale
-        set_rate(optimizer, 0.01)
-        optimizer.step()
-        moved = np.linalg.norm(weights_of(model)["map.weight"] - before)
-        assert moved == pytest.approx(0.01 * np.linalg.norm(before), rel=1e-9)
+@pytest.mark.parametrize("size", [1e-3, 1.0])
+@pytest.mark.parametrize(("scale", "eps"), [(1e-2, 1e-30), (1e4, 1e-30), (1e-2, 1e3)])
+def test_lamb_moves_a_matrix_by_rate_times_its_own_length_whatever_the_scale(
+    size: float, scale: float, eps: float
+) -> None:
+    """Of the matrix, of its gradient, and with a large epsilon of the update before it is adapted."""
+    model = Tiny()
+    model.map.weight.data *= size
+    optimizer = LambConfig(weight_decay=0.0, eps=eps).build(model)
+    before = weights_of(model)["map.weight"]
+    model.map.weight.grad = torch.ones_like(model.map.weight) * scale
+    set_rate(optimizer, 0.01)
+    optimizer.step()
+    moved = np.linalg.norm(weights_of(model)["map.weight"] - before)
+    assert moved == pytest.approx(0.01 * np.linalg.norm(before), rel=1e-9)
 
 
 def test_lamb_takes_a_ratio_of_one_where_weight_or_update_is_zero() -> None:
@@ -331,6 +337,12 @@ def test_the_products_of_an_update_are_those_that_are_planned(config: OptimizerC
         optimizer.step()
     of_single_weights = 2 * sum(parameter.numel() for parameter in model.parameters())  # Adafactor's outer products
     assert 0 <= counted.get_total_flops() - config.update_flops(model) <= of_single_weights
+
+
+def test_muons_defaults_are_torchs_and_those_of_the_rest_are_adamws() -> None:
+    muon, adamw, torchs = MuonConfig(), AdamWConfig(), inspect.signature(torch.optim.Muon).parameters
+    assert (muon.momentum, muon.iterations) == (torchs["momentum"].default, torchs["ns_steps"].default)
+    assert (muon.betas, muon.eps) == (adamw.betas, adamw.eps)
 
 
 def test_muon_refuses_a_model_without_layers() -> None:

@@ -173,6 +173,7 @@ def test_groups_may_be_split_after_building(config: OptimizerConfig) -> None:
 def test_at_rate_zero_nothing_moves(config: OptimizerConfig) -> None:
     model = small_bert()
     optimizer = config.build(model)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0] * len(optimizer.param_groups)
     update(model, optimizer, 0, 0.0)
     for (name, a), b in zip(model.named_parameters(), small_bert().parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -224,6 +225,15 @@ def test_the_name_chooses_and_adamw_is_what_goes_without_saying() -> None:
 def test_errors_name_the_users_keys(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         validate(read_tree(f"optimizer: {text}", "r.yaml"), OptimisationConfig)
+
+
+@pytest.mark.parametrize("kind", sorted({type(each) for each in ALL if hasattr(each, "betas")}, key=str))
+@pytest.mark.parametrize(("betas", "number"), [((0.9, 1.0), 1), ((1.0, 0.9), 0), ((0.9, 1.9), 1), ((-0.1, 0.9), 0)])
+def test_running_means_that_forget_nothing_or_overshoot_are_refused(
+    kind: type[OptimizerConfig], betas: tuple[float, float], number: int
+) -> None:
+    with pytest.raises(ValueError, match=rf"betas\.{number}\n"):
+        kind(betas=betas)
 
 
 @pytest.mark.parametrize("config", ALL, ids=label)

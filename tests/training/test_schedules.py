@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -245,3 +246,17 @@ def test_a_schedule_without_an_end_has_no_total(made: type[Schedule]) -> None:
 
 def test_a_run_of_one_update_with_a_share_of_warm_up_trains_at_the_peak() -> None:
     assert InverseSqrtSchedule(peak=0.5, warmup_share=0.1).learning_rate(0, 1) == 0.5
+
+
+@pytest.mark.parametrize("warmup", [{}, {"warmup_steps": 3}, {"warmup_share": 0.1}], ids=str)
+@pytest.mark.parametrize("kind", [WarmupStableDecaySchedule, PolynomialSchedule])
+@pytest.mark.parametrize("more", [{}, {"floor": 1}, {"floor": 0.5}, {"stable_share": 1}, {"stable_share": 0}], ids=str)
+def test_a_length_of_the_schedule_is_unread_where_it_changes_no_rate(
+    kind: type[Schedule], more: dict[str, float], warmup: dict[str, float]
+) -> None:
+    if not more.keys() <= kind.model_fields.keys():
+        return
+    short, long = (kind(peak=0.1, total_steps=steps, **more, **warmup) for steps in (None, 60))
+    changed = any(short.learning_rate(step, 20) != long.learning_rate(step, 20) for step in range(20))
+    recipe = SimpleNamespace(optimisation=SimpleNamespace(steps=20))
+    assert ("total_steps" in {key.name for key in long.unread_keys(recipe)}) != changed

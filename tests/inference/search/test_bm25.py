@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.inference.search.bm25 import K1, B, Bm25, words_of
+from bertkit.inference.search.bm25 import Bm25, words_of
 
 
 def test_bm25_is_its_formula() -> None:
@@ -21,7 +21,7 @@ def test_bm25_is_its_formula() -> None:
             df = sum(word in each for each in documents)
             tf = words.count(word)
             expected += (
-                times * math.log(1 + (4 - df + 0.5) / (df + 0.5)) * tf / (tf + K1 * (1 - B + B * len(words) / mean))
+                times * math.log(1 + (4 - df + 0.5) / (df + 0.5)) * tf / (tf + 1.2 * (0.25 + 0.75 * len(words) / mean))
             )
         assert found[number] == pytest.approx(expected, rel=1e-6)
     assert Bm25.of(corpus).nearest("cat", 5)[0] == [2, 0]

@@ -181,6 +181,8 @@ def test_what_does_not_fit_a_loss_is_refused_with_the_remedy(encoder: SequenceEn
         Embedding(CosineLoss(), ("spearman",)).check_training(pair)
     with pytest.raises(UsageError, match=r"margin needs 3 or more texts per example, but there are 2; .* --negatives"):
         Embedding(MarginLoss(), ("spearman",)).check_training(pair)
+    with pytest.raises(UsageError, match=r"cosent needs 2 texts per example, but there are 3"):
+        Embedding(CosentLoss(), ("spearman",)).check_training([SentenceExample("0", ("cat", "list", "x"), 4.5)])
     with pytest.raises(UsageError, match=r"cosent needs a score for each example, but an example has none; .* --label"):
         Embedding(CosentLoss(), ("spearman",)).check_training([SentenceExample("0", ("cat", "list"))])
     with pytest.raises(UsageError, match=r"margin needs margins for each example, .* let a teacher compute them"):

@@ -15,16 +15,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.training.optimizers.base import OptimizerConfig, loss_of
+from bertkit.training.optimizers.base import Betas, OptimizerConfig, loss_of
 
 
 class StableAdamWConfig(OptimizerConfig):
     """AdamW with update clipping; the gradient is not clipped."""
 
     name: Literal["stable-adamw"] = "stable-adamw"
-    betas: tuple[float, float] = Field(
-        (0.9, 0.99), description="Decay rates of the running means of the gradient and of its square."
-    )
+    betas: Betas = Field((0.9, 0.99), description="Decay rates of the running means of the gradient and of its square.")
     eps: float = Field(1e-6, gt=0, description="Epsilon added to the square root of the second moment.")
     clip_norm: float | None = Field(
         None, gt=0, description="Maximum global norm of the gradient; null: no clipping, since updates are clipped."
