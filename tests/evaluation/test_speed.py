@@ -22,6 +22,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.evaluation.settings import SpeedSettings
+from bertkit.evaluation.speed import stopwatch
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model, scores_of
 from bertkit.evaluation.speed.report import draw_pareto, spread, without_crossings
 from bertkit.evaluation.speed.results import frontier, retention
@@ -110,11 +111,11 @@ def test_threads_are_given_back_after_a_fault() -> None:
         assert count == before
 
 
-def test_the_share_of_the_processor_is_known_when_the_work_is_done() -> None:
-    with processor_share() as share:
-        assert share.of_processor is None
-    assert share.of_processor is not None
-    assert share.of_processor >= 0
+def test_the_share_of_the_processor_is_what_this_process_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch.time, "perf_counter", iter([10.0, 14.0, 18.0]).__next__)
+    monkeypatch.setattr(stopwatch.time, "process_time", iter([1.0, 3.0, 3.5]).__next__)
+    share_since_now = processor_share()
+    assert (share_since_now(), share_since_now()) == (2 / 4, 2.5 / 8)
 
 
 Points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)

@@ -150,12 +150,54 @@ def test_search_ranks_by_the_dot_product(
         best = np.argsort(-scores[row], kind="stable")[:5]
         assert [hit["id"] for hit in document["hits"]] == [f"t{number}" for number in best]
         np.testing.assert_allclose([hit["score"] for hit in document["hits"]], scores[row, best], rtol=1e-5)
-    for more, said in (
-        (("--pairs",), "--pairs: is for dense vectors"),
-        (("--model", model, "--corpus", texts, "--kind", "hnsw", "a cat"), "--kind hnsw: for dense vectors"),
+    refused = bertkit("search", "--model", model, "--corpus", texts, "--kind", "hnsw", "a cat")
+    assert (refused.code, "--kind hnsw: for dense vectors" in " ".join(refused.stderr.split())) == (2, True)
+
+
+def test_paraphrases_have_the_greatest_dot_products(
+    model: Path, weights: Any, texts: Path, tmp_path: Path, bertkit: Command
+) -> None:
+    one, two = np.triu_indices(len(TEXTS), k=1)
+    scores = (weights @ weights.T)[one, two]
+    best = np.argsort(-scores, kind="stable")[:9]
+    least = float(scores[best[-1]]) - 1e-4
+    assert least > 1
+    command = ("search", "--model", model, "--corpus", texts, "--precision", "fp32", "--json", "--neighbours", "39")
+    found = json.loads(bertkit(*command, "--pairs", "--min-score", least).stdout)
+    np.testing.assert_allclose([pair["score"] for pair in found], scores[best], rtol=1e-5)
+    assert {(pair["id1"], pair["id2"]) for pair in found} == {(f"t{one[n]}", f"t{two[n]}") for n in best}
+
+
+def test_negatives_are_limited_by_dot_products_and_by_shares_of_the_positives(
+    model: Path, weights: Any, tmp_path: Path, bertkit: Command
+) -> None:
+    texts = list(dict.fromkeys(TEXTS))
+    row_of = {text: TEXTS.index(text) for text in texts}
+    pairs = [{"anchor": texts[n], "positive": texts[n + 12]} for n in range(6)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    scores = {(a, b): float(weights[row_of[a]] @ weights[row_of[b]]) for a in texts for b in texts}
+    most = float(np.median(list(scores.values())))
+
+    def expected(allowed: Callable[[float], float]) -> list[dict[str, str]]:
+        found = []
+        for pair in pairs:
+            anchor = pair["anchor"]
+            near = sorted(set(texts) - set(pair.values()), key=lambda text: -scores[anchor, text])
+            limit = allowed(scores[anchor, pair["positive"]])
+            found += [{**pair, "negative": text} for text in near if scores[anchor, text] <= limit][:2]
+        return found
+
+    command = ("mine-negatives", "--model", model, "--pairs", tmp_path / "pairs.jsonl", "--precision", "fp32")
+    command = (*command, "--corpus", tmp_path / "corpus.jsonl", "--negatives", "2")
+    for options, allowed in (
+        (("--relative-margin", "0.05"), lambda positive: 0.95 * positive),
+        (("--margin", "-1000", "--max-score", most), lambda positive: most),
+        (("--margin", "0.5"), lambda positive: positive - 0.5),
     ):
-        refused = bertkit("search", *(at if "--corpus" not in more else ()), *more)
-        assert (refused.code, said in " ".join(refused.stderr.split())) == (2, True), refused.stderr
+        found = [json.loads(line) for line in bertkit(*command, *options).stdout.splitlines()]
+        assert found == expected(allowed)
+        assert found
 
 
 def test_an_updated_index_is_one_built_anew_and_a_damaged_one_is_told(

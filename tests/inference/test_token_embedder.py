@@ -20,7 +20,7 @@ from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.late_interaction import LateInteraction, all_scores, check_expansion
 from bertkit.models.registry import FAMILIES
-from bertkit.models.sentence import TextReading
+from bertkit.models.sentence import TextReading, is_token_encoder
 from bertkit.tasks.embedding.token_reader import TokenReader
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer
@@ -121,27 +121,35 @@ def tiny_model() -> Any:
     return write
 
 
-def test_a_directory_of_an_older_pylate(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"model_type": "ColBERT", "attend_to_expansion_tokens": False, "skiplist_words": [",", "."]},
+        {"model_type": "ColBERT", "skiplist_words": None},
+        {"attend_to_mask_tokens": True},  # of before sentence-transformers wrote a model_type
+    ],
+)
+def test_a_directory_of_an_older_pylate(tmp_path: Path, own: dict[str, Any]) -> None:
     directory = tmp_path / "pylate"
     written(directory, write_model(tmp_path / "base"))
     modules = json.loads((directory / "modules.json").read_text(encoding="utf-8"))[:2]
     modules[1]["type"] = "pylate.models.Dense.Dense"
     (directory / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     version = json.loads((directory / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    del version["model_type"]
     version |= {
-        "model_type": "ColBERT",
         "prompts": {},
         "query_prefix": "[unused1] ",
         "document_prefix": "cat ",
         "query_length": 16,
         "document_length": 12,
         "do_query_expansion": True,
-        "attend_to_expansion_tokens": False,
-        "skiplist_words": [",", "."],
+        **own,
     }
     (directory / "config_sentence_transformers.json").write_text(json.dumps(version), encoding="utf-8")
     from sentence_transformers import MultiVectorEncoder
 
+    assert is_token_encoder(directory)
     assert_equal(directory, MultiVectorEncoder(str(directory), device="cpu"))
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.inference.test_export import small_model
+from tests.inference.test_independent_batches import engine
 from tests.models.test_sentence import TEXTS, changed
 
 import bertkit
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError
-from bertkit.models.sentence import TextReading, load_sentence_model
+from bertkit.inference.embedder import Embedder
+from bertkit.models.sentence import VERSION_FILE, TextReading, load_sentence_model
 from bertkit.models.sentence_files import write_sentence_files
 
 library = pytest.importorskip("sentence_transformers")
@@ -43,6 +45,20 @@ def test_a_directory_of_sentence_transformers_has_the_same_vectors(tmp_path: Pat
     expected = their_vectors(directory)
     assert (expected > 0).any(axis=1).all()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_greatest_weights_are_kept_as_the_directory_says(tmp_path: Path) -> None:
+    theirs = their_directory(tmp_path, "max", older=True)
+    fewest = int((their_vectors(theirs) > 0).sum(axis=1).min())
+    for words in (3, fewest + 1, 10_000):
+        directory = changed(theirs, tmp_path / str(words), VERSION_FILE, max_active_dims=words)
+        found = bertkit.load(str(directory), device="cpu").encode(TEXTS)
+        np.testing.assert_allclose(found, their_vectors(directory), rtol=0, atol=1e-5)
+        assert (found > 0).sum(axis=1).max() <= words
+    prints = {Embedder.load(tmp_path / name, engine()).fingerprint for name in ("theirs", "3", "10000")}
+    assert len(prints) == 3
+    with pytest.raises(DataError, match="max_active_dims is 0; expected a whole number of at least 1"):
+        load_sentence_model(changed(theirs, tmp_path / "faulty", VERSION_FILE, max_active_dims=0))
 
 
 @pytest.mark.parametrize("mode", ["splade", "splade_sum"])

@@ -34,7 +34,8 @@ def compare(
         progress: a display.
     """
     done = 0
-    with progress(f"bench {name}", rounds, "rounds") as meter, processor_share() as share:
+    share_since_now = processor_share()
+    with progress(f"bench {name}", rounds, "rounds") as meter:
 
         def tick() -> None:
             nonlocal done
@@ -42,6 +43,7 @@ def compare(
             meter.update(done)
 
         timed = time_in_rounds(list(workload.sides.values()), rounds=rounds, after_round=tick)
+    share = share_since_now()
     timings = dict(zip(workload.sides, timed, strict=True))
     own = next(iter(workload.sides))
     parts = workload.parts() if workload.parts else time_by_kind(workload.sides[own], engine.device)
@@ -53,7 +55,7 @@ def compare(
         "sides": {side: _speed(timing, workload.amount) for side, timing in timings.items()},
         "ratios": {side: ratio_of(timings[own], timing) for side, timing in timings.items() if side != own},
         "left_out": dict(workload.left_out),
-        "processor_share": share.of_processor,
+        "processor_share": share,
         **_against_machine(workload, timings[own], engine, machine),
         "time": parts,
     }

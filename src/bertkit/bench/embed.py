@@ -21,7 +21,6 @@ from bertkit.bench.material import sentences_of
 from bertkit.bench.settings import BenchSettings
 from bertkit.bench.workload import OWN, Peers, Workload, peer_library
 from bertkit.inference.embedder import Embedder
-from bertkit.models.sentence import load_sentence_model
 from bertkit.training.cost import FORWARD_SHARE, sizes_of, step_flops
 from bertkit.training.engine import Engine
 
@@ -60,11 +59,7 @@ def embedding(settings: BenchSettings, engine: Engine, directory: Path, name: st
     peers = Peers(wanted=settings.peers)
     peers.add(PEER, peer)
     lengths = np.array([len(each.ids) for each in embedder.sequences(texts)], dtype=np.int64)
-    flops = FORWARD_SHARE * step_flops(
-        load_sentence_model(directory).model,
-        **sizes_of(lengths),
-        predictions=0,
-    )
+    flops = FORWARD_SHARE * step_flops(embedder.model.model, **sizes_of(lengths), predictions=0)
     return Workload(
         about={
             "model": name,

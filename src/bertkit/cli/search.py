@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -120,8 +120,8 @@ def search(
     if corpus is None and index is not None and (flags := given_flags(reading)):
         raise UsageError(f"{', '.join(flags)}: works only with --corpus; the index in {index} contains its texts")
     chosen = (model, index, corpus, index_settings, reading, computing, common)
-    dense_for = "--pairs" if pairs else None
-    with opened(*chosen, update=update, dense_for=dense_for) as (found, embedder):
+    checked = _check_of_pairs(pair_settings) if pairs else None
+    with opened(*chosen, update=update, check=checked) as (found, embedder):
         if query_settings.probes is not None and found.described["kind"] in ("exact", "sparse"):
             console.warn("--probes has no effect: the index compares every vector")
         if only_build:
@@ -154,17 +154,16 @@ def opened(
     common: Common,
     *,
     update: bool = False,
-    dense_for: str | None = None,
+    check: Callable[[AnyEmbedder], None] | None = None,
 ) -> Iterator[tuple[TextIndex, AnyEmbedder]]:
-    """The index chosen by the options, and the model of its vectors, which must be dense ones for some commands.
+    """The index chosen by the options, and the model of its vectors; `check` refuses a model before it reads the texts.
 
     Raises:
-        UsageError: neither a corpus nor an index, or a model of other vectors.
+        UsageError: neither a corpus nor an index.
         DataError: invalid files, or an index of another model.
     """
     from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.search.index import DESCRIPTION, TextIndex, build_index
-    from bertkit.inference.search.mining import require_dense
     from bertkit.training.interrupt import interrupted_by_signals
 
     if corpus is None:
@@ -185,8 +184,8 @@ def opened(
         if update and not settings.model_fields_set:
             settings = present.settings
     embedder = computing.any_embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)
-    if dense_for is not None:
-        require_dense(embedder, embedder.name, dense_for)
+    if check is not None:
+        check(embedder)
     with tempfile.TemporaryDirectory(prefix="bertkit-index-") as passing, interrupted_by_signals():
         directory = Path(passing) / "index" if index is None else index
         texts = reading.texts(corpus)
@@ -200,6 +199,12 @@ def opened(
                 raise
             raise StoppedError(stopped.reason, "a temporary index is not kept; give --index DIR") from stopped
         yield found, embedder
+
+
+def _check_of_pairs(settings: PairSettings) -> Callable[[AnyEmbedder], None]:
+    from bertkit.inference.search.mining import check_pairs
+
+    return lambda embedder: check_pairs(embedder, embedder.name, settings)
 
 
 def _print_pairs(index: TextIndex, settings: PairSettings, probes: int | None, common: Common) -> None:
@@ -292,6 +297,7 @@ def mine_negatives(
     """
     from bertkit.files import replacing
     from bertkit.inference.predict_input import require_input_file
+    from bertkit.inference.search.mining import check_negatives
     from bertkit.inference.vector_files import require_output
     from bertkit.tasks.readers.read_options import TableReadOptions
 
@@ -311,7 +317,7 @@ def mine_negatives(
         if corpus is None and index is None:
             corpus, reading = _positives(right, Path(passing)), TextReadOptions(format="jsonl")
         chosen = (model, index, corpus, index_settings, reading, computing, common)
-        with opened(*chosen, dense_for="mine-negatives") as (found, embedder):
+        with opened(*chosen, check=lambda embedder: check_negatives(embedder, settings)) as (found, embedder):
             lines = _negative_lines(found, embedder, _read_pairs(pairs, names, read_as), right, settings)
             if out is None:
                 for line in lines:
@@ -376,5 +382,5 @@ def _negative_lines(
     if without:
         console.warn(
             f"{without:,} of {count:,} pairs have no negative within the limits; raise --depth or --max-score, or lower"
-            " --margin or --skip"
+            " --margin, --relative-margin or --skip"
         )

@@ -179,7 +179,7 @@ def _reordered(first: Any, others: list[Any], order: list[int]) -> Any:
 def _stored_rows(embedder: AnyEmbedder, parts: list[list[Any]], settings: EmbedSettings) -> Any:
     """The vectors of texts in stored form, see `EmbeddedBlock`."""
     if isinstance(embedder, TokenEmbedder):
-        return embedder.vectors([first for (first,) in parts])
+        return [stored(each, settings.dtype) for each in embedder.vectors([first for (first,) in parts])]
     if embedder.is_sparse:
         return embedder.sparse_vectors([first for (first,) in parts])
     computed = embedder.joined(parts) if parts else np.empty((0, embedder.width), np.float32)
@@ -336,7 +336,7 @@ def _file_for(
     """
     if isinstance(embedder, TokenEmbedder):
         check_token_settings(settings)
-        return TokenVectorFile(out, width, key, resumable=resumable)
+        return TokenVectorFile(out, STORED[settings.dtype], width, key, resumable=resumable)
     if embedder.is_sparse:
         check_sparse_settings(settings)
         return SparseVectorFile(out, words_of_vocabulary(embedder), key, resumable=resumable)

@@ -32,7 +32,7 @@ from bertkit.inference.independent_batches import (
 from bertkit.models.files.hub import check_vocabulary
 from bertkit.models.files.model_files import config_hash, encoder_directory, weights_hash
 from bertkit.models.late_interaction import TokenModel, load_token_model, score
-from bertkit.models.sentence import TextReading
+from bertkit.models.sentence import Normalise, TextReading
 from bertkit.tasks.embedding.token_reader import TokenReader, TokenSequence
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer
@@ -124,6 +124,11 @@ class TokenEmbedder:
     def width(self) -> int:
         """E."""
         return int(self.documents(["a"])[0].shape[1])
+
+    @property
+    def normalises(self) -> bool:
+        """Whether the model's own last step scales vectors to unit length."""
+        return any(isinstance(each, Normalise) for each in list(self._model.after)[-1:])
 
     @property
     def loader(self) -> Callable[[], TokenEmbedder]:

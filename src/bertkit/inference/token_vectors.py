@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertkit.arrays import Float32Array, Int64Array, save_array
 from bertkit.errors import DataError
@@ -25,11 +26,11 @@ class TokenVectors:
     """The token vectors of texts, in memory or a memory map.
 
     Attributes:
-        vector_ME: of all tokens.
+        vector_ME: of all tokens, as they are stored.
         start_N: the first row of each text, and the number of all rows.
     """
 
-    def __init__(self, vector_ME: Float32Array, start_N: Int64Array) -> None:
+    def __init__(self, vector_ME: NDArray[Any], start_N: Int64Array) -> None:
         self.vector_ME, self.start_N = vector_ME, start_N
         self.shape = (len(start_N) - 1, vector_ME.shape[1])
 
@@ -51,8 +52,15 @@ class TokenVectors:
             )
         return cls(vector_ME, start_N)
 
-    def __getitem__(self, number: int) -> Float32Array:
-        """Of one text, (L, E)."""
+    def rows(self, chosen: slice | Int64Array) -> Float32Array:
+        """Some of the vectors; those stored as int8 have unit length again."""
+        found = np.ascontiguousarray(self.vector_ME[chosen], dtype=np.float32)
+        if self.vector_ME.dtype == np.int8:
+            found /= np.sqrt(np.maximum(np.einsum("me,me->m", found, found), 1))[:, None]
+        return found
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        """Of one text, (L, E), as they are stored."""
         return self.vector_ME[self.start_N[number] : self.start_N[number + 1]]
 
 
@@ -71,16 +79,17 @@ class TokenVectorFile(PartFiles):
 
     Args:
         out: its final name.
+        dtype: numpy's type of the stored numbers.
         width: E.
         key: see `PartFiles`.
         resumable: see `PartFiles`.
     """
 
-    def __init__(self, out: Path, width: int, key: Mapping[str, Any], *, resumable: bool = True) -> None:
-        self._width = width
+    def __init__(self, out: Path, dtype: Any, width: int, key: Mapping[str, Any], *, resumable: bool = True) -> None:
+        self._dtype, self._width = np.dtype(dtype), width
         super().__init__(out, key, others=["counts"], header_bytes=HEADER_BYTES, resumable=resumable)
 
-    def append(self, ids: Sequence[str], texts_LE: Sequence[Float32Array], notes: Mapping[str, Any]) -> None:
+    def append(self, ids: Sequence[str], texts_LE: Sequence[NDArray[Any]], notes: Mapping[str, Any]) -> None:
         """Write a block; `notes` are the information needed to continue."""
         contents = {
             "": b"".join(np.ascontiguousarray(each).tobytes() for each in texts_LE),
@@ -94,7 +103,7 @@ class TokenVectorFile(PartFiles):
         with replacing(_starts_of(self.out)) as file:
             save_array(file, start_N)
         with open_to_write(self.part, "r+b") as file:
-            file.write(npy_header(np.dtype(np.float32), (int(start_N[-1]), self._width)))
+            file.write(npy_header(self._dtype, (int(start_N[-1]), self._width)))
         self.rename()
 
 

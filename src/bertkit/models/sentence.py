@@ -40,6 +40,7 @@ from bertkit.models.splade import (
     ENCODERS,
     POOLING,
     WORDS_HEAD,
+    MostWords,
     SpladeMode,
     is_sparse,
     no_words_head,
@@ -205,7 +206,7 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     listed, steps = directory / MODULES_FILE, module_directories(directory)
     if steps and steps[0][0] == "StaticEmbedding":
         table, cut = load_static(steps[0][1]), truncation(steps[0][1] / "tokenizer.json")
-        after = [*modules_after(steps[1:], table.encoder.width), *_truncation(directory)]
+        after = [*modules_after(steps[1:], table.encoder.width), *_shortened(directory, sparse=False)]
         reading = TextReading.of(directory, steps[0][1])
         return SentenceModel(table, modules=after, max_tokens=cut, reading=reading).eval()
     _check_first(listed, [kind for kind, _ in steps])
@@ -222,18 +223,21 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     return SentenceModel(
         model,
         modes,
-        [*modules_after(modules, width), *_truncation(directory)],
+        [*modules_after(modules, width), *_shortened(directory, sparse=kind == POOLING)],
         max_tokens=whole_number(settings, "max_seq_length", file) or stored_length(root),
         reading=reading,
         pools_prompt=pools_prompt,
     ).eval()
 
 
-def _truncation(directory: Path) -> list[nn.Module]:
-    """What cuts vectors to the `truncate_dim` that sentence-transformers stores with a model, if it does."""
+def _shortened(directory: Path, *, sparse: bool) -> list[nn.Module]:
+    """What cuts vectors to the `truncate_dim`, and sparse ones to the `max_active_dims`, that sentence-transformers
+    stores with a model."""
     file = directory / VERSION_FILE
-    width = whole_number(optional_json(file), "truncate_dim", file)
-    return [] if width is None else [Truncate(width)]
+    settings = optional_json(file)
+    width, words = (whole_number(settings, key, file) for key in ("truncate_dim", "max_active_dims"))
+    cut: list[nn.Module] = [] if width is None else [Truncate(width)]
+    return [*cut, MostWords(words)] if sparse and words is not None else cut
 
 
 def settings_file(root: Path) -> Path:
@@ -347,7 +351,14 @@ def is_sparse_embedder(directory: Path) -> bool:
 def is_token_encoder(directory: Path) -> bool:
     """Whether a directory of `sentence-transformers` or PyLate computes a vector for each token."""
     kinds, version = _kinds(directory), optional_json(directory / VERSION_FILE)
-    return MASK_MODULE in kinds or (bool(kinds) and version.get("model_type") in ("MultiVectorEncoder", "ColBERT"))
+    is_named = version.get("model_type") == "MultiVectorEncoder" or is_of_pylate(version)
+    return MASK_MODULE in kinds or (is_named and bool(kinds) and "Pooling" not in kinds)
+
+
+def is_of_pylate(version: Mapping[str, Any]) -> bool:
+    """Whether PyLate before version 4 wrote this config_sentence_transformers.json, with or without a model_type."""
+    kind = version.get("model_type")
+    return kind == "ColBERT" or (kind in (None, "SentenceTransformer") and "query_prefix" in version)
 
 
 def _kinds(directory: Path) -> set[str]:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
@@ -40,6 +41,21 @@ def is_sparse(pooling: Sequence[str]) -> bool:
 def pool_words(mode: str, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
     """The vector of each sequence, (B, V) in float32, from the states of its tokens."""
     return word_weights(model.projection(WORDS_HEAD, hidden_TD), batch.sequences.cu_seqlens_B1, SPLADE[mode])
+
+
+class MostWords(nn.Module):
+    """Keeps the greatest weights of each vector: `max_active_dims` of sentence-transformers."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.words = words
+
+    def forward(self, vectors_BV: Tensor) -> Tensor:
+        kept_BW = vectors_BV.abs().topk(min(self.words, vectors_BV.shape[1])).indices
+        return torch.zeros_like(vectors_BV).scatter(1, kept_BW, vectors_BV.gather(1, kept_BW))
+
+    def extra_repr(self) -> str:
+        return str(self.words)
 
 
 def no_words_head(source: str) -> str:

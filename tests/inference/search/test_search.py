@@ -20,7 +20,7 @@ import pytest
 
 import bertkit as package
 from bertkit.errors import DataError, UsageError
-from bertkit.files import unfinished_name
+from bertkit.files import is_unfinished, unfinished_name
 from bertkit.inference.embed import InputText
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import index as index_module
@@ -199,6 +199,7 @@ def test_a_kill_while_a_file_was_written_is_no_foreign_file(embedder: Embedder, 
     for name in (DESCRIPTION, "vectors.json", "texts.npy"):
         unfinished_name(directory / name).write_text("half")
     assert build_index(directory, corpus, texts(), embedder, IndexSettings()).count == len(TEXTS)
+    assert not [path.name for path in directory.iterdir() if is_unfinished(path.name)]
 
 
 def test_vectors_that_are_there_are_not_computed_again(
@@ -340,6 +341,28 @@ def test_negatives_are_near_and_not_right(built: TextIndex, embedder: Embedder) 
         ]
         expected = [TEXTS[n] for n in order[2:42] if cosine[number, n] <= positive - 0.001][:3]
         assert [text for text, _ in found] == expected
+
+
+def test_a_negative_has_at_most_a_share_of_the_positives_cosine(built: TextIndex, embedder: Embedder) -> None:
+    anchors, positives = TEXTS[:6], TEXTS[20:26]
+    pairs = [LabelledPair(*pair) for pair in zip(anchors, positives, strict=True)]
+    settings = NegativeSettings(negatives=2, depth=len(TEXTS), relative_margin=0.002)
+    found = hard_negatives(built, embedder, pairs, {}, settings)
+    cosine = cosines_to_all(embedder, *anchors)
+    for number, (_, negatives) in enumerate(found):
+        allowed = 0.998 * cosine[number, 20 + number]
+        order = [n for n in np.argsort(-cosine[number], kind="stable") if cosine[number, n] <= allowed]
+        assert [text for text, _ in negatives] == [TEXTS[n] for n in order[:2]]
+
+
+@pytest.mark.parametrize("limit", [{"max_score": 30.0}, {"margin": -2.5}])
+def test_a_limit_that_no_cosine_has_is_refused(
+    built: TextIndex, embedder: Embedder, limit: dict[str, Any], corpus: Path, model: Path, bertkit: Command
+) -> None:
+    with pytest.raises(UsageError, match="scores of dense vectors are cosines; give a number from"):
+        next(hard_negatives(built, embedder, [], {}, NegativeSettings(**limit)))
+    done = bertkit("search", "--model", model, "--corpus", corpus, "--pairs", "--min-score", "30")
+    assert (done.code, "--min-score 30: scores of dense vectors" in done.stderr) == (2, True)
 
 
 def test_copies_of_a_text_are_one_negative(

@@ -16,11 +16,12 @@ from bertkit.inference.embed import InputText
 from bertkit.inference.search import index as index_module
 from bertkit.inference.search import tokens, vectors
 from bertkit.inference.search.index import build_index
+from bertkit.inference.search.mining import LabelledPair, hard_negatives
 from bertkit.inference.search.query import search
-from bertkit.inference.search.settings import IndexSettings, QuerySettings
+from bertkit.inference.search.settings import IndexSettings, NegativeSettings, QuerySettings
 from bertkit.inference.search.tokens import TokenCells, TokenIndex
 from bertkit.inference.token_vectors import TokenVectors
-from bertkit.inference.vector_types import normalised
+from bertkit.inference.vector_types import normalised, stored
 from bertkit.models.late_interaction import all_scores
 from tests.inference.test_token_embedder import embedder, written
 from tests.tasks.tiny_task import reviews, write_model
@@ -118,6 +119,48 @@ def test_the_command_finds_what_maxsim_ranks_first(colbert: Path, tmp_path: Path
     (tmp_path / "index" / "vectors.cells.npz").write_bytes(b"PK")
     done = bertkit(*at, "a cat")
     assert (done.code, "vectors.cells.npz: is damaged" in " ".join(done.stderr.split())) == (3, True)
+
+
+def test_an_index_of_int8_has_the_vectors_that_embed_would_store(
+    colbert: Path, tmp_path: Path, bertkit: Command
+) -> None:
+    """Its scores are those of the stored numbers, brought back to unit length; updated, it is one built anew."""
+    model, asked = embedder(colbert), ["the fine cat", "a list"]
+    stored_LE = [stored(each, "int8") for each in model.documents(TEXTS)]
+    found, files = {}, []
+    for name, texts in (("old", TEXTS[10:]), ("new", TEXTS), ("old", TEXTS)):
+        (tmp_path / f"{len(texts)}.txt").write_text("\n".join(texts))
+        command = ("search", "--model", colbert, "--corpus", tmp_path / f"{len(texts)}.txt", "--index", tmp_path / name)
+        made = bertkit(*command, "--kind", "ivf", "--dtype", "int8", *(["--update"] if name == "old" else []))
+        assert made.code == 0, made.stderr
+    for name in ("old", "new"):
+        files.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+        found[name] = json.loads(bertkit("search", "--index", tmp_path / name, *asked, "--probes", 99, "--json").stdout)
+    assert files[0] == files[1]
+    np.testing.assert_array_equal(np.load(tmp_path / "new" / "vectors.npy"), np.concatenate(stored_LE))
+    every = all_scores(model.queries(asked), [normalised(each.astype(np.float32)) for each in stored_LE])
+    assert found["old"] == found["new"]
+    for scores, document in zip(every, found["new"], strict=True):
+        best = np.argsort(-scores, kind="stable")[:10]
+        np.testing.assert_allclose([hit["score"] for hit in document["hits"]], scores[best], rtol=1e-5)
+    other = write_model(tmp_path / "dense")
+    done = bertkit("search", "--model", other, "--corpus", tmp_path / f"{len(TEXTS)}.txt", "--dtype", "int8", "a cat")
+    assert (done.code, "--dtype int8: for vectors of tokens" in " ".join(done.stderr.split())) == (2, True)
+
+
+def test_negatives_are_limited_by_maxsim(colbert: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    rows = (InputText(str(number), text, "") for number, text in enumerate(TEXTS))
+    model = embedder(colbert)
+    index = build_index(tmp_path / "index", tmp_path / "texts.txt", rows, model, IndexSettings())
+    pairs = [LabelledPair(TEXTS[n], TEXTS[n + 20]) for n in range(5)]
+    right = {pair.anchor: {pair.positive} for pair in pairs}
+    settings = NegativeSettings(negatives=3, depth=len(TEXTS), relative_margin=0.01)
+    every = all_scores(model.queries(TEXTS[:5]), model.documents(TEXTS))
+    for number, (_, found) in enumerate(hard_negatives(index, model, pairs, right, settings)):
+        limit = 0.99 * every[number, number + 20]
+        order = [n for n in np.argsort(-every[number], kind="stable") if every[number, n] <= limit and n != number]
+        assert [text for text, _ in found] == [TEXTS[n] for n in order[:3]]
 
 
 def test_a_stopped_index_continues_and_an_updated_one_is_one_built_anew(

@@ -55,10 +55,11 @@ def evaluate_speed(
         identity = measurement_identity("eval", SUITE, loaded, settings, arguments, data={}, seed=settings.seed)
 
         def compute(run: RunDirectory) -> dict[str, Any]:
-            with processor_share() as share:
-                timings = time_models(timed_models, settings, engine.device, progress)
+            share_since_now = processor_share()
+            timings = time_models(timed_models, settings, engine.device, progress)
+            share = share_since_now()
             found = speed_results(timed_models, timings, settings, threads=count, device=engine.device)
-            found |= {"machine": _machine(run), "processor_share": share.of_processor}
+            found |= {"machine": _machine(run), "processor_share": share}
             write_report(run.path, found)
             return found
 

@@ -96,24 +96,12 @@ def _timed(work: Callable[[], object], calls: int, clock: Callable[[], float]) -
     return (clock() - started) / calls
 
 
-@dataclass
-class ProcessorShare:
-    """The share of time in which this process was computing; 1 for a thread that was never interrupted.
-
-    Attributes:
-        of_processor: processor seconds of all threads divided by wall-clock seconds; None until known.
-    """
-
-    of_processor: float | None = None
-
-
-@contextmanager
-def processor_share() -> Iterator[ProcessorShare]:
-    """Set when the body is done; if well below 1, other processes used the rest, and the times are not reliable."""
-    share = ProcessorShare()
+def processor_share() -> Callable[[], float]:
+    """A function that returns the share of the time since this call in which the process was computing: processor
+    seconds of all threads divided by wall-clock seconds. It is 1 for a thread that was never interrupted; well below
+    that, other processes used the rest, and the times are not reliable."""
     started, computed = time.perf_counter(), time.process_time()
-    yield share
-    share.of_processor = (time.process_time() - computed) / max(time.perf_counter() - started, 1e-9)
+    return lambda: (time.process_time() - computed) / max(time.perf_counter() - started, 1e-9)
 
 
 @contextmanager

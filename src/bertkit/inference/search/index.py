@@ -7,8 +7,8 @@ to vectors of the same weights, config.json, pooling and tokenizer, so any other
     DIR/vectors.npy     float32, unit length; vectors.json once all are written
     DIR/vectors.faiss   for ivf and hnsw
     DIR/vectors.npz     in place of both, for sparse vectors (SPLADE): scipy's form of a sparse matrix
-    DIR/vectors.npy     of tokens (ColBERT): a row for each token; vectors.starts.npy has the first row of each text,
-                        vectors.cells.npz the cells of ivf
+    DIR/vectors.npy     of tokens (ColBERT): a row for each token, float32 or int8; vectors.starts.npy has the first row
+                        of each text, vectors.cells.npz the cells of ivf
     DIR/texts.jsonl     id, text and short fields, one line each; texts.npy has the start of each line
     DIR/bm25.npz        with bm25.json, from the first hybrid search onwards
 """
@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from bertkit.arrays import Int64Array, save_array
 from bertkit.errors import DataError, UsageError
-from bertkit.files import open_to_write, read_json, replacing, sha256_of, write_json
+from bertkit.files import is_unfinished, open_to_write, read_json, replacing, sha256_of, write_json
 from bertkit.inference.embed import AnyEmbedder, InputText, KnownVectors, embed_to_file
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import tokens, vectors
@@ -234,8 +234,10 @@ class TextIndex:
             return embedder.queries(texts, self.settings.query_prompt)
         return self._vectors_of(embedder, texts, self.settings.query_prompt)
 
-    def text_vectors(self, embedder: Embedder, texts: Sequence[str]) -> Any:
+    def text_vectors(self, embedder: AnyEmbedder, texts: Sequence[str]) -> Any:
         """The vectors of other texts, computed like those of the corpus."""
+        if isinstance(embedder, TokenEmbedder):
+            return embedder.documents(texts, self.settings.document_prompt)
         return self._vectors_of(embedder, texts, self.settings.document_prompt)
 
     def _vectors_of(self, embedder: Embedder, texts: Sequence[str], prompt: str | None) -> Any:
@@ -302,6 +304,11 @@ def build_index(
     if isinstance(embedder, TokenEmbedder):
         check_token_settings(embed_settings(settings))
         tokens.kind_for(settings.kind, 0)  # refuses some, before anything is computed
+    if settings.dtype == "int8" and not (isinstance(embedder, TokenEmbedder) and embedder.normalises):
+        raise UsageError(
+            f"--dtype int8: for vectors of tokens (ColBERT) of unit length, and those of {embedder.name} are not; leave"
+            " it out"
+        )
     recover(directory)
     settings = _with_prompts(settings, embedder.reading)
     deciding = {
@@ -378,6 +385,9 @@ def _build(
             counts["tokens"] = written.entries
         write_json(directory / _EMBEDDED, {**deciding, **counts})
     kind = _indexed(directory, counts, embedder, settings, progress)
+    for path in directory.iterdir():
+        if is_unfinished(path.name):  # a kill left it
+            path.unlink()
     local = Path(embedder.name).expanduser()
     name = str(local.absolute()) if local.exists() else embedder.name
     write_json(directory / DESCRIPTION, {**deciding, **counts, "model": name, "kind": kind})

@@ -25,6 +25,11 @@ class IndexSettings(Settings):
         description=f"Kind of index. exact: compares every vector; ivf: those of the nearest cells; hnsw: searches"
         f" along a graph, fastest to search and slowest to build; auto: exact up to {EXACT_UP_TO:,} texts, then ivf.",
     )
+    dtype: Literal["float32", "int8"] = Field(
+        "float32",
+        description="Number format of the vectors of tokens (ColBERT) on disk: float32; or int8, a quarter of the size,"
+        " each vector scaled by its own largest number.",
+    )
     truncate: int | None = Field(
         None, ge=1, description="Keep only the first DIM numbers of each vector, for Matryoshka models (default: all)."
     )
@@ -43,12 +48,13 @@ class IndexSettings(Settings):
         None, description="Text to put before each text of the corpus (default: the model's prompt for documents)."
     )
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"query_prompt", "document_prompt"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"query_prompt", "document_prompt", "dtype"})
 
 
 def embed_settings(settings: IndexSettings, *, is_sparse: bool = False) -> EmbedSettings:
     """The settings with which the vectors of an index are computed; the weights of words are not scaled."""
     return EmbedSettings(
+        dtype=settings.dtype,
         truncate=settings.truncate,
         long=settings.long,
         max_length=settings.max_length,
@@ -82,7 +88,7 @@ class PairSettings(Settings):
 
     neighbours: int = Field(20, ge=1, description="Number of nearest texts that each text is compared with.")
     max_pairs: int = Field(10_000, ge=1, description="Maximum number of pairs; the most similar ones are kept.")
-    min_score: float = Field(0.0, ge=-1, le=1, description="Minimum cosine of a pair.")
+    min_score: float = Field(0.0, description="Minimum cosine of a pair; of sparse vectors, minimum dot product.")
 
 
 class NegativeSettings(Settings):
@@ -91,10 +97,19 @@ class NegativeSettings(Settings):
     negatives: int = Field(1, ge=1, description="Negatives per pair.")
     skip: int = Field(0, ge=0, description="Number of nearest texts to skip, since they may also be right.")
     depth: int = Field(50, ge=1, description="Number of nearest texts from which negatives are taken.")
-    max_score: float = Field(1.0, ge=-1, le=1, description="Maximum cosine between anchor and negative.")
+    max_score: float | None = Field(
+        None,
+        description="Maximum score of anchor and negative: cosine, of sparse vectors dot product, of token vectors"
+        " MaxSim (default: no limit).",
+    )
     margin: float = Field(
         0.0,
-        ge=-2,
-        le=2,
-        description="Minimum difference between the anchor's cosine to the positive and to a negative.",
+        description="Minimum difference between the anchor's score with the positive and with a negative.",
+    )
+    relative_margin: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="The same as a share of the positive's score: with 0.05, a negative has at most 95% of it"
+        " (default: none).",
     )

@@ -2,8 +2,8 @@
 
 Khattab and Zaharia 2020, arXiv:2004.12832 (MaxSim); Santhanam et al. 2022, PLAID, arXiv:2205.09707, section 4.1 (the
 candidates of a query are the texts with a token in the cells nearest to one of the query's tokens). Here all candidates
-are scored exactly, with uncompressed vectors: PLAID's pruning by centres and its residuals are left out, so if all
-cells are probed, the hits are those of a search of all texts. Siblings vectors.py (one vector per text) and sparse.py.
+are scored exactly, with whole vectors: PLAID's pruning by centres and its residuals are left out, so if all cells are
+probed, the hits are those of a search of all texts. Siblings vectors.py (one vector per text) and sparse.py.
 
 Shapes: N texts, M tokens of all texts, C cells, Q tokens of a query, E width, K hits.
 """
@@ -62,19 +62,18 @@ class TokenCells:
     def of(cls, tokens: TokenVectors, *, progress: Progress = silent_progress) -> TokenCells:
         """Find the centres by k-means on vectors from the whole corpus, and the cell of each token."""
         library = vectors.faiss()
-        vector_ME = tokens.vector_ME
-        count, width = vector_ME.shape
+        count, width = tokens.vector_ME.shape
         cells = vectors.training_cells(count)
         chosen = vectors.training_rows(count, cells)
         means = library.Kmeans(width, cells, niter=10, spherical=True)
-        means.train(np.ascontiguousarray(vector_ME[chosen]))
+        means.train(tokens.rows(chosen))
         centre_CE: Float32Array = means.centroids
         nearest = library.IndexFlatIP(width)
         nearest.add(centre_CE)
         cell_M = np.empty(count, dtype=np.int64)
         with progress("index", total=count, unit="vectors") as meter:
             for first in range(0, count, _BLOCK):
-                block = np.ascontiguousarray(vector_ME[first : first + _BLOCK])
+                block = tokens.rows(slice(first, first + _BLOCK))
                 cell_M[first : first + len(block)] = nearest.search(block, 1)[1][:, 0]
                 meter.update(first + len(block))
         text_M = np.repeat(np.arange(tokens.shape[0]), np.diff(tokens.start_N))
@@ -149,7 +148,7 @@ class TokenIndex:
             part = slice(first, last)
             begins = length[part].cumsum() - length[part]  # of each text in the block
             rows = np.arange(length[part].sum()) + np.repeat(start[part] - begins, length[part])
-            product_MQ = self._tokens.vector_ME[rows] @ query_QE.T
+            product_MQ = self._tokens.rows(rows) @ query_QE.T
             found[part] = np.maximum.reduceat(product_MQ, begins, axis=0).astype(np.float64).sum(axis=1)
             first = last
         return found
