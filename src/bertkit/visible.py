@@ -21,6 +21,11 @@ def visible(text: str) -> str:
     return _UNSAFE.sub(_escape, text)
 
 
+def number_of(count: int, noun: str) -> str:
+    """A number of things, such as "1 pair" or "1,340 pairs"."""
+    return f"{count:,} {noun if count == 1 else noun + 's'}"
+
+
 def shell_word(value: object) -> str:
     """A path or another value as one word of a command that a message names: in quotes if it contains a space."""
     return shlex.quote(str(value))

@@ -41,7 +41,7 @@ def test_for_people_stdout_ends_with_the_run_and_the_table_is_on_stderr(bertkit)
     outcome = bertkit("eval", "blimp", "--model", "model", "--data-dir", "mine.jsonl", "--run-dir", "here")
     assert (outcome.code, outcome.stdout) == (0, "here\n")
     assert (Path("here") / "results.json").is_file()
-    for told in ("mine ", "mean of paradigms", "constant logits", "1 ties count half (1 pairs are identical)"):
+    for told in ("mine ", "mean of paradigms", "constant logits", "1 tie, counted half (1 of identical sentences)"):
         assert told in outcome.stderr
 
 

@@ -15,6 +15,7 @@ import typer
 from pydantic import Field, model_validator
 from typer.testing import CliRunner
 
+from bertkit.cli.bench import bench
 from bertkit.cli.commands import built
 from bertkit.cli.embed import VectorOptions, embed
 from bertkit.cli.eval import SUITES
@@ -32,6 +33,7 @@ from bertkit.cli.options import (
     recipe_overrides,
     set_overrides,
 )
+from bertkit.cli.tokenize import tokenize
 from bertkit.errors import UsageError
 from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.recipe.resolve import Override
@@ -201,17 +203,17 @@ def test_help_default_range_and_choices_are_the_fields_own() -> None:
     assert "--dimension" not in shown
 
 
-@pytest.mark.parametrize("command", [embed, generate])
-def test_help_fits_80_columns_with_whole_names_and_choices(
+@pytest.mark.parametrize("command", [bench, embed, generate, tokenize])
+def test_help_fits_80_columns_with_whole_names_and_choices_and_without_types_of_python_or_technical_limits(
     command: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     built(command, "play").main(["--help"], standalone_mode=False)
     output = capsys.readouterr().out
     assert "…" not in output
-    for option in built(command, "play").params:
-        choices = option.type_descriptor.choices if option.param_type_name == "option" else None
-        assert all(re.search(rf"\b{choice}[|>]", output) for choice in choices or ())
+    assert re.search(r"<str>|list\[|<=\d{5}", output) is None
+    for each in built(command, "play").params:
+        assert all(re.search(rf"\b{choice}[|>]", output) for choice in each.type_descriptor.choices or ())
 
 
 @pytest.mark.parametrize(

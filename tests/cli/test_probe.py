@@ -39,7 +39,7 @@ def test_for_people_stdout_is_the_run_and_sentences_are_on_stderr(bertkit) -> No
         "probe", "contextuality", "--model", "tiny", "--data", "text.txt", "--run-dir", "here", "--word", "the"
     )
     assert (outcome.code, outcome.stdout) == (0, "here\n")
-    for told in ("The self-similarity of a word in tiny", "A static vector explains", "n = 1 words"):
+    for told in ("The self-similarity of a word in tiny", "A static vector explains", "n = 1 word,"):
         assert told in outcome.stderr
     assert (Path("here") / "summary.txt").read_text().splitlines()[0] in outcome.stderr
 

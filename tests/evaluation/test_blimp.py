@@ -114,7 +114,7 @@ def test_the_run_says_how_the_figures_were_made_and_verifies(tmp_path: Path) -> 
     assert results["by_field"]["syntax_semantics"]["paradigms"] == 2
     protocol = results["protocol"]
     assert protocol["rule"] == "within_word_l2r"
-    assert protocol["set"] == "a selection: 2 paradigms, 8 of their 31 pairs, drawn with seed 5 (Philox, by paradigm)"
+    assert protocol["set"] == "a selection: 2 paradigms, 8 of 31 pairs, drawn with seed 5 (Philox, by paradigm)"
     assert results["references"] == []  # they are for all of BLiMP
     record = json.loads((run / "run.json").read_text())
     assert (record["kind"], record["status"], record["seed"]) == ("eval", "done", 5)
@@ -176,7 +176,7 @@ def test_a_part_of_blimp_is_called_a_selection_and_compared_with_no_published_fi
 ) -> None:
     _, results = evaluate(tmp_path, tiny_model(tiny_tokenizer()), shared_data, pairs=1, batch=4096)
     assert (results["paradigms"], results["pairs"]) == (67, 67)
-    assert results["protocol"]["set"].startswith("a selection: 67 paradigms, 67 of their 67000 pairs")
+    assert results["protocol"]["set"].startswith("a selection: 67 paradigms, 67 of 67,000 pairs")
     assert results["standard_error"] is None  # the spread within a paradigm is unknown
     assert results["references"] == []
     assert 0 <= results["average"] <= 1
@@ -189,7 +189,7 @@ def test_all_of_blimp_is_compared_with_published_figures() -> None:
     examined = LoadedModel("m", Path("m"), model, tiny_tokenizer(), "", None)
     whole = [Outcome(paradigm, side, side) for paradigm in paradigms]
     results = blimp_results(whole, examined, BlimpSettings())
-    assert results["protocol"]["set"] == "BLiMP in full: 67 paradigms, 67000 of their 67000 pairs"
+    assert results["protocol"]["set"] == "BLiMP in full: 67 paradigms, 67,000 of 67,000 pairs"
     assert {row["model"] for row in results["references"]} >= {"human", "GPT-2-345M"}
     assert (results["average"], results["ties"]) == (0.5, 67_000)
     assert blimp_results(whole[1:], examined, BlimpSettings())["references"] == []

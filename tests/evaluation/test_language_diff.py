@@ -153,7 +153,7 @@ def test_models_with_other_tokenizers_are_compared_by_bytes_alone(place: Place) 
     assert (each["metric"], list(each["scores"])) == ("pseudo_bits_per_byte", ["pseudo_bits_per_byte"])
     with pytest.raises(UsageError, match=r"--metric perplexity: is per token, .* tokenizers differ; .*--window-bytes"):
         compare_runs(a, b, metric="perplexity")
-    with pytest.raises(DataError, match=r"all figures are per token, .*; evaluate both with `--window-bytes 300`"):
+    with pytest.raises(DataError, match=r"all figures are per token, .*; evaluate them with `--window-bytes 300`"):
         compare_runs(place.run("before"), place.run("bytes"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.evaluation.loaded_model import load_models, short_name
+from bertkit.evaluation.loaded_model import each_name, load_models, short_name
 from bertkit.models.conversion.pruning import prune_heads, pruned_heads
 from bertkit.models.families.elmo import ElmoConfig
 from bertkit.models.families.roberta import RobertaConfig
@@ -40,6 +41,29 @@ def test_checkpoints_of_a_run_are_models(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(finished.model.parameters(), second.model.parameters(), strict=True))
     with pytest.raises(DataError, match=r"no such checkpoint; the run has kept steps 100, 300"):
         load_models([f"{run}@200"])
+
+
+def test_models_saved_by_words_are_models_and_words_are_known(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [100, 300])
+    for number, name in enumerate(("2k", "1k")):
+        save_tiny(tiny_model(tiny_tokenizer(), seed=number), tiny_tokenizer(), run / "models" / name)
+    (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | {"words": 3000}))
+    logged = [{"step": step, "words": 10 * step} for step in (50, 150, 250)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in logged))
+    assert each_name([f"{run}@words", f"{run}@all"]) == [f"{run}@{each}" for each in ("1k", "2k", 100, 300)]
+    models = load_models([f"{run}@words", f"{run}@all"])
+    assert [(each.label, (each.training or {}).get("words")) for each in models] == [
+        ("run@1k", 1000),
+        ("run@2k", 2000),
+        ("run@100", 1000),
+        ("run@300", None),
+    ], "between logged steps, words grow in proportion; after the last one they are not known"
+    expected = tiny_model(tiny_tokenizer(), seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(models[0].model.parameters(), expected.parameters(), strict=True))
+    with pytest.raises(DataError, match=r"models of 1k, 2k words, or write @words for all"):
+        load_models([f"{run}@2M"])
+    with pytest.raises(DataError, match=r"models of no words \(train with engine\.models_at_words\)"):
+        each_name([f"{write_run(tmp_path / 'other', [100])}@words"])
 
 
 def test_checkpoints_of_a_run_without_tokenizer_say_what_to_do(tmp_path: Path) -> None:
@@ -96,7 +120,8 @@ def test_a_checkpoint_computes_what_its_model_does(tmp_path: Path, kind: str) ->
         prune_heads(model, {1: [0]})
     model.extras["scoring_rule"] = "left_to_right"
     values = {"model": model.encoder.config.model_dump(), "data.sequence_length": 40}
-    recipe = load_recipe("quickstart", [Override(key, value) for key, value in values.items()])
+    name = "elmo-small" if kind == "elmo" else "quickstart"
+    recipe = load_recipe(name, [Override(key, value) for key, value in values.items()])
     identity = RunIdentity("pretrain", "tiny", dump_recipe(recipe), "0" * 64, 0, ["x"])
     run = RunDirectory.create(tmp_path / "run", identity, tmp_path)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from bertkit.errors import UsageError
+from bertkit.evaluation.several import draw_curve
 from bertkit.probing.contextuality.run import ContextualitySettings, probe_contextuality
 from bertkit.probing.effective_attention.run import EffectiveAttentionSettings, probe_effective_attention
 from bertkit.probing.report import Finding, Report, Table
 from bertkit.probing.run import ProbeArguments, ProbeResult, run_probe
-from bertkit.probing.several import CURVES, draw_curve, probe_each
+from bertkit.probing.several import CURVES, probe_each
 from tests.probing.request import request_for, write_sentences
 from tests.probing.tiny_models import save_tiny, tiny_model, tiny_tokenizer, write_run
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bertkit.cli.console import console, result
 from bertkit.run.directory import LogFile
 from bertkit.tables import write_csv
-from bertkit.visible import shell_word, visible, visible_json, visible_lines
+from bertkit.visible import number_of, shell_word, visible, visible_json, visible_lines
 
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eb\nerror: forged\x7f\ud800"
 RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -111,3 +111,7 @@ def test_a_table_holds_no_formula(tmp_path: Path) -> None:
     with (tmp_path / "a.csv").open(newline="") as file:
         _, read = csv.reader(file)
     assert read == ["'=cmd|' /C calc'!A0", "'+1+1", "'-x", "'@SUM(A1)", "=", "-1.5", "", "a=b"]
+
+
+def test_one_thing_is_singular() -> None:
+    assert [number_of(count, "pair") for count in (0, 1, 2, 1340)] == ["0 pairs", "1 pair", "2 pairs", "1,340 pairs"]

@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import typer
+from typer._display import describe_number_range
 from typer.core import TyperCommand, TyperGroup
 
 from bertkit.cli.console import console
@@ -34,8 +36,11 @@ _NAMES = frozenset(
 )
 """Words in the metavars of options and arguments whose value is a name."""
 
-_CHOICES_WIDTH = 16
+_CHOICES_WIDTH = 12
 """Width at which a list of choices is broken, so that an option's name and help fit beside it in 80 columns."""
+
+_LARGEST_LIMIT = 4096
+"""The largest upper limit of a number that the help page shows; larger ones only guard against slips."""
 
 
 class CommandGroup(TyperGroup):
@@ -164,17 +169,29 @@ class RenamedOptions(TyperCommand):
 
 
 def _with_short_types(parameters: list[Any], ctx: Any) -> list[Any]:
-    """The parameters; the help page shows no `<bool>` after a flag, which takes no value, and breaks a long list of
-    choices between them, so that the columns beside it stay wide."""
+    """The parameters; the help page shows no Python type after an argument, whose name tells what it is, or after a
+    flag, which takes no value, no technical limit of a number, and breaks a long list of choices between them, so that
+    the columns beside it stay wide."""
     for each in parameters:
-        if each.metavar is None and each.param_type_name == "option":
-            if each.is_flag:
-                each.metavar = ""
-            elif each.type_descriptor.is_choice:
-                spaced = each.display_type(ctx).replace("|", "| ")
-                lines = textwrap.wrap(spaced, _CHOICES_WIDTH, break_long_words=False, break_on_hyphens=False)
-                each.metavar = "\n".join(lines).replace("| ", "|")
+        if each.max is not None and each.max > _LARGEST_LIMIT:
+            each._get_number_range_help_str = partial(describe_number_range, each.min, None)
+        choices = _broken_choices(each.display_type(ctx)) if each.type_descriptor.is_choice else None
+        if each.param_type_name == "argument":
+            each.display_type_rich = partial(_given, choices)
+        elif each.metavar is None:
+            each.metavar = "" if each.is_flag else choices
     return parameters
+
+
+def _broken_choices(shown: str) -> str:
+    """Choices as typer shows them, `<a|b>` or `<list[a|b]>`, on lines of at most `_CHOICES_WIDTH`."""
+    spaced = shown.replace("list[", "").replace("]", "").replace("|", "| ")
+    lines = textwrap.wrap(spaced, _CHOICES_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("| ", "|")
+
+
+def _given(types: str | None, ctx: Any) -> str | None:
+    return types
 
 
 def built(command: Callable[..., None] | type[CommandGroup], name: str) -> Any:

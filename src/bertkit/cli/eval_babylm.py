@@ -16,6 +16,7 @@ from bertkit.cli.plans import print_evaluation_plan
 from bertkit.errors import UsageError
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import shown_path
+from bertkit.visible import number_of
 
 
 def babylm(
@@ -82,7 +83,7 @@ def _checkpoints(model: str | None, data_dir: Path | None, settings: BabylmSetti
         for name in ("aoa", "aoa_own_vocabulary"):
             figure = results["aoa"][name]
             value = "none" if figure["value"] is None else f"{figure['value']:.3f}"
-            console.info(f"{name}: correlation with children's ages {value}, over {figure['words']} words")
+            console.info(f"{name}: correlation with children's ages {value}, over {number_of(figure['words'], 'word')}")
     for task, reason in results["left_out"].items():
         console.warn(f"{task} is left out: {reason}")
     _print_state(results["submission"])
@@ -116,8 +117,8 @@ def _print(results: dict[str, Any]) -> None:
     ties = sum(subset["ties"] for own in results["subsets"].values() for subset in own.values())
     near = sum(subset["near_ties"] for own in results["subsets"].values() for subset in own.values())
     console.info(
-        f"scored with {results['protocol']['statement']}; {ties} ties, which `accuracy` counts as right, as in the"
-        f" official evaluation; {near} near-ties"
+        f"scored with {results['protocol']['statement']}; {number_of(ties, 'tie')}, counted as right in `accuracy`, as"
+        f" in the official evaluation; {number_of(near, 'near-tie')}"
     )
     for row in references[:1]:
         console.info(f"for comparison: baselines trained on the official text ({row['source']})")

@@ -15,6 +15,7 @@ from bertkit.cli.console import console, figure, interval
 from bertkit.cli.finetune import print_by_class, print_confusion
 from bertkit.cli.generated_options import FromField, Options
 from bertkit.cli.options import READING, Measuring, Metrics, option
+from bertkit.visible import number_of
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,14 @@ def _print(results: dict[str, Any]) -> None:
         for task, scores in results["tasks"].items()
         for name, found in scores.items()
     ]
-    title = f"{results['data']}: {results['examples']:,} examples"
+    title = f"{results['data']}: {number_of(results['examples'], 'example')}"
     console.table(["task", "metric", "score", f"{results['confidence']:.0%} interval"], rows, title=title)
     for classes in results.get("classes", {}).values():
         print_by_class(classes, title="by class")
     for confusion in results.get("confusion", {}).values():
         print_confusion(confusion, title="confusion")
     for reason, count in results.get("skipped", {}).get("data", {}).items():
-        console.line(f"{count:,} rows left out: {reason}")
+        console.line(f"{number_of(count, 'row')} left out: {reason}")
     for found in results.get("calibration", {}).values():
         error = found.get("ece_at_temperature", found.get("ece"))
         console.line(f"calibration error {error:.3f}")

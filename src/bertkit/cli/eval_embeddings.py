@@ -17,6 +17,7 @@ from bertkit.cli.generated_options import Options, spelled
 from bertkit.cli.options import Measuring, Model, model_or_default, option
 from bertkit.errors import UsageError
 from bertkit.evaluation.embeddings.settings import RetrievalSettings, StsSettings, VectorSettings
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from bertkit.evaluation.embeddings.run import VectorArguments
@@ -193,8 +194,8 @@ def _finish(evaluated: EvaluationResult, common: Measuring, *more: str) -> None:
 
 def _print_notes(notes: Mapping[str, Any]) -> None:
     if notes.get("texts_cut"):
-        console.warn(f"{notes['texts_cut']:,} texts are longer than {notes['most_tokens']:,} tokens and were cut")
+        console.warn(f"{number_of(notes['texts_cut'], 'text')} cut to {notes['most_tokens']:,} tokens")
     if "words_known" in notes:
         console.info(f"{notes['words_known']:.1%} of the distinct words have a vector")
     if notes.get("texts_without_known_words"):
-        console.warn(f"{notes['texts_without_known_words']:,} texts contain no known word; their cosine is 0")
+        console.warn(f"{number_of(notes['texts_without_known_words'], 'text')} without any known word; the cosine is 0")

@@ -16,6 +16,7 @@ from bertkit.cli.options import Common, Output, RunDir, keep_log
 from bertkit.errors import CheckError, UsageError
 from bertkit.files import shown_path
 from bertkit.run import runs_root
+from bertkit.visible import number_of
 
 
 def score(
@@ -44,7 +45,7 @@ def score(
     (name, scores), *_ = document["tasks"].items()
     for metric, summary in scores.items():
         result(f"{name}  {metric}  {'undefined' if summary['mean'] is None else figure(summary['mean'])}")
-    console.info(f"{document['examples']:,} examples")
+    console.info(number_of(document["examples"], "example"))
 
 
 def check(

@@ -15,6 +15,7 @@ from bertkit.cli.options import Common, Device, RunDir, keep_log, option
 from bertkit.evaluation.settings import SpeedSettings
 from bertkit.openmp import thread_count
 from bertkit.run import runs_root
+from bertkit.visible import number_of
 
 _BUSY = 0.9
 """If a computing process gets less than this share of a processor, others are using it, too."""
@@ -135,7 +136,12 @@ def _print_times(results: Mapping[str, Any], where: str) -> None:
         spread = f"{brief(cell['ms_lower_quartile'])} to {brief(cell['ms_upper_quartile'])}"
         per_second, ratio = brief(cell["sentences_per_second"]), _times(cell["speed_up"])
         rows.append([*place, brief(cell["ms_per_sentence"]), spread, per_second, ratio])
-    _table(columns, rows, title=f"time: median of {results['settings']['rounds']} rounds on {where}", text_columns=3)
+    _table(
+        columns,
+        rows,
+        title=f"time: median of {number_of(results['settings']['rounds'], 'round')} on {where}",
+        text_columns=3,
+    )
 
 
 def _print_compression(results: Mapping[str, Any]) -> None:

@@ -5,14 +5,21 @@ The papers are cited in the suites. Sibling eval_tasks.py has the tasks for whic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bertkit.cli.console import console
 from bertkit.cli.eval_tasks import eval_arguments
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Measuring, Model, option
+from bertkit.cli.options import Measuring, Model, model_or_default, option
+from bertkit.cli.probe import Models
 from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings, SurprisalSettings, TranslationSettings
+from bertkit.visible import number_of, shell_word
+
+if TYPE_CHECKING:
+    from bertkit.evaluation.run import EvalArguments, EvaluationResult
+    from bertkit.settings import Settings
 
 MOST_ROWS = 24
 """Up to this many paradigms have one row each; more are shown by phenomenon. paradigms.csv has them all."""
@@ -29,7 +36,7 @@ HeldOutText = Annotated[
 
 
 def blimp(
-    model: Model = None,
+    model: Models = None,
     data_dir: Annotated[
         Path | None,
         option(
@@ -47,13 +54,14 @@ def blimp(
     `bertkit eval blimp --model RUN --data-dir D`"""
     from bertkit.evaluation.blimp import evaluate_blimp
 
-    evaluated = evaluate_blimp(eval_arguments(model, common), data_dir, settings, progress=console.progress)
-    _print_blimp(evaluated.results)
-    common.finish(evaluated.run, evaluated.document)
+    def evaluate(arguments: EvalArguments) -> EvaluationResult:
+        return evaluate_blimp(arguments, data_dir, settings, progress=console.progress)
+
+    _evaluate(model, settings, common, evaluate, _print_blimp)
 
 
 def mlm(
-    model: Model = None,
+    model: Models = None,
     data: HeldOutText = None,
     *,
     settings: Annotated[MlmSettings, spelled(rate="--masking-rate SHARE")],
@@ -63,13 +71,14 @@ def mlm(
     `bertkit eval mlm --model RUN --data new.txt`"""
     from bertkit.evaluation.mlm import evaluate_mlm
 
-    evaluated = evaluate_mlm(eval_arguments(model, common), data or (), settings, progress=console.progress)
-    _print_mlm(evaluated.results)
-    common.finish(evaluated.run, evaluated.document)
+    def evaluate(arguments: EvalArguments) -> EvaluationResult:
+        return evaluate_mlm(arguments, data or (), settings, progress=console.progress)
+
+    _evaluate(model, settings, common, evaluate, _print_mlm)
 
 
 def lm(
-    model: Model = None,
+    model: Models = None,
     data: HeldOutText = None,
     *,
     settings: LmSettings,
@@ -79,19 +88,16 @@ def lm(
 
     For a model that reads in both directions separately, such as ELMo, both directions are scored.
     """
-    from bertkit.evaluation.lm import BACKWARD, evaluate_lm
+    from bertkit.evaluation.lm import evaluate_lm
 
-    evaluated = evaluate_lm(eval_arguments(model, common), data or (), settings, progress=console.progress)
-    for task, figures in evaluated.results["tasks"].items():
-        rows = [(name, shown(each["mean"])) for name, each in figures.items()]
-        title = "from right to left" if task == BACKWARD else None
-        console.table((evaluated.results["model"], ""), rows, title=title)
-    console.info(evaluated.results["protocol"]["windows"])
-    common.finish(evaluated.run, evaluated.document)
+    def evaluate(arguments: EvalArguments) -> EvaluationResult:
+        return evaluate_lm(arguments, data or (), settings, progress=console.progress)
+
+    _evaluate(model, settings, common, evaluate, _print_lm)
 
 
 def surprisal(
-    model: Model = None,
+    model: Models = None,
     data: Annotated[
         list[str] | None,
         option(
@@ -106,15 +112,12 @@ def surprisal(
 ) -> None:
     """Write the surprisal of every word and sentence as CSV:
     `bertkit eval surprisal --model RUN --data sentences.txt`"""
-    from bertkit.evaluation.surprisal import TABLES, evaluate_surprisal
+    from bertkit.evaluation.surprisal import evaluate_surprisal
 
-    evaluated = evaluate_surprisal(eval_arguments(model, common), data or (), settings, progress=console.progress)
-    figures = evaluated.results["tasks"]["surprisal"]
-    rows = [(name, shown(each["mean"])) for name, each in figures.items()]
-    console.table((evaluated.results["model"], ""), rows)
-    console.info(f"{evaluated.results['protocol']['statement']}; {evaluated.results['protocol']['words']}")
-    console.info(f"{evaluated.run.path / TABLES}: words.csv, sentences.csv")
-    common.finish(evaluated.run, evaluated.document)
+    def evaluate(arguments: EvalArguments) -> EvaluationResult:
+        return evaluate_surprisal(arguments, data or (), settings, progress=console.progress)
+
+    _evaluate(model, settings, common, evaluate, _print_surprisal)
 
 
 def translation(
@@ -142,6 +145,51 @@ def translation(
     common.finish(evaluated.run, evaluated.document)
 
 
+def _evaluate(
+    models: list[str] | None,
+    settings: Settings,
+    common: Measuring,
+    evaluate: Callable[[EvalArguments], EvaluationResult],
+    print_one: Callable[[EvaluationResult], None],
+) -> None:
+    """Evaluate and print a model, or several and their main figures."""
+    from bertkit.evaluation.several import evaluate_each
+
+    names = models or [model_or_default(None)]
+    evaluated = evaluate_each(eval_arguments(names[0], common), names, settings, evaluate)
+    several = evaluated.results.get("models")
+    if several is None:
+        print_one(evaluated)
+        common.finish(evaluated.run, evaluated.document)
+        return
+    _print_models(evaluated.results)
+    first, last = (shell_word(several[place]["run"]) for place in (0, -1))
+    console.info(f"compare two of them item by item: `bertkit runs diff {first} {last}`")
+    warnings = evaluated.results["warnings"]
+    common.finish(evaluated.run, evaluated.document | {"models": several, "warnings": warnings})
+
+
+def _print_models(results: dict[str, Any]) -> None:
+    """A row of figures for each model."""
+    rows, models = list(results["tasks"].values()), results["models"]
+    training = {"step": "step", "words": "words read"}
+    trained = [name for name in training if any(each.get(name) is not None for each in models)]
+    figures = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [
+        [each["model"], *(shown(each.get(name)) for name in trained)]
+        + [_figure(name, row[name]["mean"]) if name in row else "–" for name in figures]
+        for each, row in zip(models, rows, strict=True)
+    ]
+    console.table(("model", *(training[name] for name in trained), *figures), cells)
+    for warning in results["warnings"]:
+        console.warn(warning)
+
+
+def _figure(name: str, value: float | None) -> str:
+    is_share = "accuracy" in name or name == "standard_error"
+    return _share(value) if is_share and value is not None else shown(value)
+
+
 def shown(figure: float | None) -> str:
     """A count with all its digits, another figure with five."""
     if figure is None:
@@ -149,7 +197,8 @@ def shown(figure: float | None) -> str:
     return f"{figure:,.0f}" if float(figure).is_integer() else f"{figure:,.5g}"
 
 
-def _print_blimp(results: dict[str, Any]) -> None:
+def _print_blimp(evaluated: EvaluationResult) -> None:
+    results = evaluated.results
     columns = ("accuracy", "accuracy_per_token", "accuracy_per_word")
     if results["paradigms"] <= MOST_ROWS:
         kind = "paradigm"
@@ -164,18 +213,40 @@ def _print_blimp(results: dict[str, Any]) -> None:
         (kind, "sum", "per token", "per word"), rows, title=f"{results['model']}: {results['protocol']['set']}"
     )
     error = results["standard_error"]
+    ties, near_ties = number_of(results["ties"], "tie"), number_of(results["near_ties"], "near-tie")
     console.info(
         f"scored with {results['protocol']['statement']}; standard error"
         f" {'unknown' if error is None else f'{error:.2%}'};"
-        f" {results['ties']} ties count half ({len(results['identical_pairs'])} pairs are identical),"
-        f" {results['near_ties']} near-ties; {results['differing_token_counts']:.1%} of the pairs differ in their"
+        f" {ties}, counted half ({len(results['identical_pairs'])} of identical sentences), {near_ties};"
+        f" {results['differing_token_counts']:.1%} of the pairs differ in their"
         " number of tokens; there the sum favours the shorter sentence"
     )
     for reference in results["references"]:
         console.info(f"  published: {reference['model']} {reference['accuracy']:.1%} ({reference['source']})")
 
 
-def _print_mlm(results: dict[str, Any]) -> None:
+def _print_lm(evaluated: EvaluationResult) -> None:
+    from bertkit.evaluation.lm import BACKWARD
+
+    results = evaluated.results
+    for task, figures in results["tasks"].items():
+        rows = [(name, shown(each["mean"])) for name, each in figures.items()]
+        console.table((results["model"], ""), rows, title="from right to left" if task == BACKWARD else None)
+    console.info(results["protocol"]["windows"])
+
+
+def _print_surprisal(evaluated: EvaluationResult) -> None:
+    from bertkit.evaluation.surprisal import TABLES
+
+    results = evaluated.results
+    rows = [(name, shown(each["mean"])) for name, each in results["tasks"]["surprisal"].items()]
+    console.table((results["model"], ""), rows)
+    console.info(f"{results['protocol']['statement']}; {results['protocol']['words']}")
+    console.info(f"{evaluated.run.path / TABLES}: words.csv, sentences.csv")
+
+
+def _print_mlm(evaluated: EvaluationResult) -> None:
+    results = evaluated.results
     rows = []
     for name, figure in results["tasks"]["mlm"].items():
         value = figure["mean"]

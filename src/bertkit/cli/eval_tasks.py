@@ -32,6 +32,7 @@ from bertkit.cli.options import (
     set_overrides,
 )
 from bertkit.cli.plans import print_evaluation_plan
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from bertkit.evaluation.plan import TaskEvaluation
@@ -218,4 +219,4 @@ def _print_submission(results: Mapping[str, Any], run: Path) -> None:
         return
     if submission["missing"]:
         console.warn(f"the submission lacks files that the server requires: {', '.join(submission['missing'])}")
-    console.info(f"submission of {len(submission['files'])} files: {run / submission['zip']}")
+    console.info(f"submission of {number_of(len(submission['files']), 'file')}: {run / submission['zip']}")

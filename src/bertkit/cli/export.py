@@ -46,7 +46,7 @@ def export(
         Path | None,
         typer.Option(
             "--calibrate",
-            metavar="TEXT",
+            metavar="FILE",
             help="With --format int8: file of lines like those that the model will read. Activation ranges are then"
             " fixed from these lines, which is about twice as fast on processors that multiply bytes (VNNI).",
         ),

@@ -16,6 +16,7 @@ from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import console, result
 from bertkit.cli.generated_options import Spelling, spelled
 from bertkit.cli.options import Common, DataDir, Measuring, model_or_default, option
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from bertkit.probing.run import ProbeArguments
@@ -26,7 +27,8 @@ Models = Annotated[
         "--model",
         metavar="MODEL",
         help="A Hub id, a model directory or a run directory; RUN@500 is the run's checkpoint at step 500, RUN@all"
-        " every checkpoint it kept. Repeatable (default: BERTKIT_MODEL, else BERT base, uncased).",
+        " every checkpoint it kept, RUN@words every model it saved by words. Repeatable (default: BERTKIT_MODEL, else"
+        " BERT base, uncased).",
     ),
 ]
 StoreGb = Annotated[
@@ -214,4 +216,4 @@ def points(
         sizes = " x ".join(map(str, point["example"]))
         result(f"{point['name']:<42}{shape:<16}{sizes}")
     console.info("; ".join(f"{symbol}: {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in used))
-    console.info(f"sizes are for {found['example']['sentence']!r}, {found['example']['tokens']} tokens")
+    console.info(f"sizes are for {found['example']['sentence']!r}, {number_of(found['example']['tokens'], 'token')}")

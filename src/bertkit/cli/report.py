@@ -15,6 +15,7 @@ from bertkit.cli.console import console, result
 from bertkit.cli.options import Output, option
 from bertkit.errors import UsageError
 from bertkit.run import runs_root
+from bertkit.visible import number_of
 
 PAGE = "report.html"
 
@@ -63,5 +64,5 @@ def report(
         raise UsageError(f"--out {path}: is a directory; give a file, such as {path / PAGE}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page([ReportedRun.of(run) for run in found], title))
-    console.info(f"{len(found)} {'run' if len(found) == 1 else 'runs'} in {path}: open it in a browser")
+    console.info(f"{number_of(len(found), 'run')} in {path}: open it in a browser")
     result({"report": path, "runs": [run.path for run in found]} if common.as_json else path, as_json=common.as_json)

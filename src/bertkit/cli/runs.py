@@ -21,6 +21,7 @@ from bertkit.cli.degenerate import degenerate_lines
 from bertkit.cli.options import Common, DryRun, OlderThan, Output, RunName, Yes, option, run_argument
 from bertkit.errors import DataError, UsageError
 from bertkit.run import runs_root
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,7 +60,7 @@ def list_runs(*, common: Output) -> None:
         console.info(header)
     for line in shown:
         result(line)
-    console.info(f"{len(rows)} run{'' if len(rows) == 1 else 's'} in {runs_root()}; `bertkit runs show RUN` shows one")
+    console.info(f"{number_of(len(rows), 'run')} in {runs_root()}; `bertkit runs show RUN` shows one")
 
 
 def show_run(run: RunName, *, common: Output) -> None:
@@ -140,8 +141,8 @@ def diff(
             told = name
         if "agreement" in each:
             counts = ", ".join(f"{key.replace('_', ' ')} {count:,}" for key, count in each["agreement"].items())
-            of = "examples" if each["split"] else f"texts, {each['metric']}"
-            console.info(f"{each['examples']:,} {of}: {counts}")
+            found = number_of(each["examples"], "example" if each["split"] else "text")
+            console.info(f"{found}{'' if each['split'] else ', ' + each['metric']}: {counts}")
         result(f"{name} {each['metric']}: {_difference(each)}")
 
 

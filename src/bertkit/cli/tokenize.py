@@ -51,14 +51,19 @@ def tokenize(
     vocabulary: Annotated[
         TokenizerConfig,
         spelled(
-            path="--tokenizer PATH-or-HUB-ID",
+            path="--tokenizer PATH-or-ID",
             type="--train",
             lowercase="--lowercase/--cased",
             strip_accents="--strip-accents/--keep-accents",
             panel="Tokenizer",
         ),
     ],
-    reading: Annotated[SourceOptions, spelled(span_fields="--span-field NAME", panel="Reading")],
+    reading: Annotated[
+        SourceOptions,
+        spelled(
+            delimiter="--delimiter CHAR", encoding="--encoding NAME", span_fields="--span-field NAME", panel="Reading"
+        ),
+    ],
     workers: Annotated[
         int | None,
         option(

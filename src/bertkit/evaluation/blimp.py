@@ -42,6 +42,7 @@ from bertkit.run.directory import RunDirectory
 from bertkit.tables import write_csv
 from bertkit.tasks.minimal_pairs import FIELD_SPELLINGS, MinimalPair, Paradigm, read_paradigms, select
 from bertkit.training.engine import Engine
+from bertkit.visible import number_of
 
 SUITE = "blimp"
 PAIRS_OF_BLIMP = 1000
@@ -263,8 +264,8 @@ def _protocol(outcomes: Sequence[Outcome], loaded: LoadedModel, settings: BlimpS
         "average": "unweighted mean over paradigms",
         "standard_error": "of the average, treating the pairs of a paradigm as a random sample of all possible pairs",
         "constant_logits": "accuracy of a model whose logits are all equal, determined by the number of tokens alone",
-        "set": f"{'BLiMP in full' if _is_whole(outcomes) else 'a selection'}: {len(outcomes)} paradigms,"
-        f" {pairs} of their {available} pairs{drawn}",
+        "set": f"{'BLiMP in full' if _is_whole(outcomes) else 'a selection'}: {number_of(len(outcomes), 'paradigm')},"
+        f" {pairs:,} of {number_of(available, 'pair')}{drawn}",
         "fields": f"spellings merged: {json.dumps(FIELD_SPELLINGS)}",
     }
 

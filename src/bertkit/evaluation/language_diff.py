@@ -203,15 +203,16 @@ def _figures(
             raise UsageError(f"--metric {metric}: {task} has {', '.join(figure.name for figure in both)}")
         fair = [figure for figure in asked if figure in fair]
         if not fair:
-            raise UsageError(f"--metric {metric}: is per token, but the models' tokenizers differ{_remedy(task)}")
+            raise UsageError(f"--metric {metric}: is per token, but the models' tokenizers differ{remedy(task)}")
     if not fair:
-        raise DataError(f"{task}: all figures are per token, but the models' tokenizers differ{_remedy(task)}")
+        raise DataError(f"{task}: all figures are per token, but the models' tokenizers differ{remedy(task)}")
     return fair
 
 
-def _remedy(task: str) -> str:
+def remedy(task: str) -> str:
+    """The advice for models with different tokenizers."""
     if task == mlm.TASK:
-        return "; evaluate both with `--window-bytes 300` and compare pseudo_bits_per_byte"
+        return "; evaluate them with `--window-bytes 300` and compare pseudo_bits_per_byte"
     return f"; compare {FIGURES[task][0].name}"
 
 

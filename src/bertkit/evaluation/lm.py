@@ -41,7 +41,7 @@ from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
 from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import Tokenizer
-from bertkit.visible import shell_word
+from bertkit.visible import number_of, shell_word
 
 SUITE = TASK = "lm"
 BACKWARD = "lm_backward"
@@ -153,9 +153,9 @@ def evaluate_lm(
                 for task, own in scores.items()
             },
             "protocol": {
-                "windows": f"{scored.documents} documents, each in windows of at most {length} tokens with a stride of"
-                f" {stride}; each token is scored once, with at least {length - stride} tokens before it if the"
-                f" document has them; {scored.given} first tokens are given, not scored",
+                "windows": f"{number_of(scored.documents, 'document')}, each in windows of at most {length} tokens with"
+                f" a stride of {stride}; each token is scored once, with at least {length - stride} tokens before it if"
+                f" the document has them; {number_of(scored.given, 'first token')} given, not scored",
                 "rule": rule.statement
                 + (f"; {BACKWARD}: from the tokens after it, with windows from the end" if BACKWARD in scores else ""),
                 "perplexity": "exp of the mean negative log-probability per token; not comparable between tokenizers",

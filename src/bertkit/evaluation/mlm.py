@@ -43,6 +43,7 @@ from bertkit.run.directory import RunDirectory
 from bertkit.text.corpus import Corpus
 from bertkit.text.source_options import SourceOptions
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.visible import number_of
 
 SUITE = TASK = "mlm"
 USUAL_LENGTH = 128
@@ -285,7 +286,8 @@ def _protocol(
         "statement": scoring.statement,
         "accuracy": f"{settings.rate:.0%} of a window's tokens masked at once, without random replacements",
         "perplexity": "exp of the mean negative log-probability per masked token; not comparable between tokenizers",
-        "pseudo_perplexity": f"the same for every token of {scored} windows, each masked alone (Salazar et al. 2020)",
+        "pseudo_perplexity": f"the same for every token of {number_of(scored, 'window')}, each masked alone (Salazar et"
+        " al. 2020)",
         "pseudo_bits_per_byte": "with --window-bytes: summed negative log-probability of the same tokens in bits"
         " divided by the UTF-8 bytes of their text; comparable only between tokenizers that preserve the text, without"
         " lower-casing or unknown tokens",

@@ -136,14 +136,14 @@ def measurement_identity(
         command=arguments.command,
         fingerprints={
             "data": joint_sha256(hashes),
-            "tokenizer": _joint(tokenizers),
+            "tokenizer": joint_fingerprint(tokenizers),
             "model": weights[0] if len(weights) == 1 else joint_sha256(weights),
-            CONFIG_FINGERPRINT: _joint(configs),
+            CONFIG_FINGERPRINT: joint_fingerprint(configs),
         },
     )
 
 
-def _joint(fingerprints: Sequence[str]) -> str:
+def joint_fingerprint(fingerprints: Sequence[str]) -> str:
     """One fingerprint of all; if they are equal, that one."""
     return fingerprints[0] if len(set(fingerprints)) == 1 else joint_sha256(fingerprints)
 

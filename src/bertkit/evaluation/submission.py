@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import write_bytes, write_text
+from bertkit.visible import number_of
 
 HEADER = "index\tprediction"
 _LONGEST_MEMBER = 64 * 1024 * 1024
@@ -117,7 +118,8 @@ def glue_tsv(file: GlueFile, predictions: Sequence[str | float]) -> str:
     """
     if len(predictions) != file.rows:
         raise DataError(
-            f"{file.file}: {len(predictions)} predictions, but the test set has {file.rows} examples; give one for each"
+            f"{file.file}: {number_of(len(predictions), 'prediction')}, but the test set has {file.rows} examples; give"
+            " one for each"
         )
     lines = [HEADER, *(f"{index}\t{_glue_value(file, index, each)}" for index, each in enumerate(predictions))]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ from bertkit.evaluation.plots import heat_map, lines, new_figure, plain
 from bertkit.run.figure_files import save
 from bertkit.run.metrics import METRICS_FILE, metrics_by_step
 from bertkit.tables import write_csv
+from bertkit.visible import number_of
 
 MOST_LABELS = 30
 """With more labels, a map is not readable; results.json has the counts."""
@@ -45,7 +46,7 @@ def _learning_curve(run: Path, directory: Path) -> list[Path]:
     write_csv(table, columns, ([row.get(name) for name in columns] for row in rows))
     evaluated = [row for row in rows if any(key in row for key in scores)]
     groups = _by_scale({key: [row.get(key) for row in evaluated] for key in scores})
-    figure, (losses, *panels) = new_figure(f"{run.name}: {rows[-1]['step']:,} steps", panels=1 + len(groups))
+    figure, (losses, *panels) = new_figure(f"{run.name}: {number_of(rows[-1]['step'], 'step')}", panels=1 + len(groups))
     steps, values = _points(rows, "loss")
     losses.plot(steps, values, color="0.4", marker="o" if len(steps) == 1 else "")  # one point has no line
     plain(losses, x="step", y="training loss", title="")
@@ -80,7 +81,7 @@ def _confusion(split: str, labels: list[str], counts: list[list[int]], directory
     write_csv(table, ["gold", *labels], ([gold, *row] for gold, row in zip(labels, counts, strict=True)))
     total = int(np.sum(counts))
     side = max(3.2, 0.5 * len(labels) + 1.6)
-    figure, axes = new_figure(f"{split}: {total:,} examples", width=side + 0.8, height=side)
+    figure, axes = new_figure(f"{split}: {number_of(total, 'example')}", width=side + 0.8, height=side)
     count_KK = np.array(counts, dtype=np.float64)
     heat_map(axes, count_KK, rows=labels, columns=labels, high=max(1.0, float(count_KK.max())), numbers="{:.0f}")
     axes.set(xlabel="predicted", ylabel="gold")

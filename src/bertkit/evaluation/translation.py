@@ -31,6 +31,7 @@ from bertkit.metrics.translation import translation_scores
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.source_options import SourceOptions
+from bertkit.visible import number_of
 
 SUITE = TASK = "translation"
 
@@ -94,7 +95,7 @@ def evaluate_translation(
             "average": scores.bleu,
             "tasks": {TASK: {name: single_score(value) for name, value in scores.figures.items()}},
             "protocol": {
-                "bleu": f"sacrebleu of {len(pairs)} pairs: {scores.signature}",
+                "bleu": f"sacrebleu of {number_of(len(pairs), 'pair')}: {scores.signature}",
                 "search": f"beam size {how.beams}, score divided by ((5 + length) / 6)^{how.length_power:g}",
                 "settings": json.loads(settings.model_dump_json()),
             },

@@ -228,7 +228,7 @@ def test_correlations_tell_what_single_precision_rounds_away() -> None:
         (read_ewok, {"Context1": "A", "Target1": "B", "Target2": "C"}, "no column 'Domain'"),
         (read_comps, {"prefix_acceptable": "A", "prefix_unacceptable": "B", "property_phrase": " "}, "expected text"),
         (read_entity_tracking, {"input_prefix": "A", "numops": 0, "options": ["b"]}, "expected at least two texts"),
-        (read_wug_past_tense, {"sentences": "a", "ratio": 0.5}, "1 texts separated by tabs"),
+        (read_wug_past_tense, {"sentences": "a", "ratio": 0.5}, "1 text separated by tabs"),
         (read_wug_past_tense, {"sentences": "a\tb", "ratio": "half"}, "expected a number"),
     ],
 )

@@ -227,7 +227,7 @@ def test_pairs_and_triplets(model: Path, tmp_path: Path, bertkit: Command) -> No
     assert (done.code, "anchor" in done.stderr) == (3, True)
     (tmp_path / "one.csv").write_text("sentence1,sentence2,label\na,b,1\n")
     done = bertkit("eval", "pairs", "--model", model, "--data", tmp_path / "one.csv")
-    assert (done.code, "1 pairs, all with the same label" in done.stderr) == (3, True)
+    assert (done.code, "1 pair, all with the same label" in done.stderr) == (3, True)
     (tmp_path / "one.csv").write_text("sentence1,sentence2,label\na,b,2\n")
     done = bertkit("eval", "pairs", "--model", model, "--data", tmp_path / "one.csv")
     assert (done.code, "'2', expected 0 or 1" in done.stderr) == (3, True)

@@ -33,12 +33,12 @@ from bertkit.evaluation.babylm.acquisition import (
 from bertkit.evaluation.babylm.run import evaluate_babylm
 from bertkit.evaluation.babylm.submission import BACKENDS, FAST_SIZES, FOLDER
 from bertkit.evaluation.babylm.tasks import places_of
-from bertkit.evaluation.loaded_model import short_name
+from bertkit.evaluation.loaded_model import saved_at_words, short_name
 from bertkit.evaluation.run import EvalArguments, EvaluationResult, measure_or_reuse
 from bertkit.evaluation.settings import BabylmSettings
 from bertkit.files import write_text
 from bertkit.pretraining.words import FOLDER as MODELS
-from bertkit.pretraining.words import milestone_name, words_of_milestone
+from bertkit.pretraining.words import milestone_name
 from bertkit.progress import Progress, silent_progress
 from bertkit.run.directory import RECORD, RunDirectory, RunIdentity
 
@@ -58,12 +58,11 @@ def kept_models(run: str) -> dict[int, Path]:
     path = Path(run)
     if not (path / RECORD).is_file():
         raise UsageError(f"--checkpoints: {run} is not a run directory; give the run of `bertkit pretrain`")
-    folders = sorted(path.joinpath(MODELS).glob("*/config.json"))
-    found = {words: each.parent for each in folders if (words := words_of_milestone(each.parent.name)) is not None}
+    found = saved_at_words(path)
     if not found:
         remedy = "train with --set engine.models_at_words=[1000000, 2000000]"
         raise DataError(f"{path / MODELS}: the run has kept no models at given numbers of words; {remedy}")
-    return dict(sorted(found.items()))
+    return found
 
 
 def evaluate_checkpoints(

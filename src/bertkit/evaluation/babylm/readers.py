@@ -19,6 +19,7 @@ from bertkit.errors import DataError
 from bertkit.evaluation.babylm.items import BabylmItem
 from bertkit.tasks.minimal_pairs import read_paradigms
 from bertkit.tasks.readers.common import field, json_rows, list_in
+from bertkit.visible import number_of
 
 COMPS_SUBSETS = {
     "comps_base": "base",
@@ -99,7 +100,9 @@ def _read_wug(path: Path, subset: str) -> list[BabylmItem]:
     for where, record in _records(path):
         texts, ratio = _text(record, "sentences", where).split("\t"), field(record, "ratio", where)
         if len(texts) < 2 or not all(texts):
-            raise DataError(f"{where}: sentences contains {len(texts)} texts separated by tabs; expected at least two")
+            raise DataError(
+                f"{where}: sentences contains {number_of(len(texts), 'text')} separated by tabs; expected at least two"
+            )
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio):
             raise DataError(f"{where}: ratio is {ratio!r}; expected a number")
         choices.append(BabylmItem.whole(subset, texts, float(ratio)))

@@ -24,6 +24,7 @@ from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.files import sha256_of
 from bertkit.tasks.readers.common import field, text_in
 from bertkit.tasks.readers.table import table_rows
+from bertkit.visible import number_of
 
 PAIR_COLUMNS = ("sentence1", "sentence2", "label")
 TRIPLET_COLUMNS = ("anchor", "positive", "negative")
@@ -46,7 +47,9 @@ def evaluate_pairs(
             raise DataError(f"{where}, {columns[2]}: {record[columns[2]]!r}, expected 0 or 1")
         rows.append((first, second, label))
     if len({label for *_, label in rows}) < 2:
-        raise DataError(f"{table}: {len(rows)} pairs, all with the same label; give pairs with both 0 and 1")
+        raise DataError(
+            f"{table}: {number_of(len(rows), 'pair')}, all with the same label; give pairs with both 0 and 1"
+        )
     firsts, seconds, labels = zip(*rows, strict=True)
 
     def compute(source: VectorSource) -> dict[str, Any]:

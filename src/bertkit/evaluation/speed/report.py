@@ -15,6 +15,7 @@ from bertkit.evaluation.plots import MARKERS, new_figure, plain
 from bertkit.openmp import thread_count
 from bertkit.run.figure_files import save
 from bertkit.tables import write_csv
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,8 @@ def draw_pareto(results: Mapping[str, Any]) -> Figure:
     where += ", processor time" if results["settings"]["clock"] == "processor" else ""
     goal = "score" if against == "score" else "size"
     title = (
-        f"Speed and {goal}: {points[0]['length']} tokens per sentence, {where}, median and quartiles of {rounds} rounds"
+        f"Speed and {goal}: {points[0]['length']} tokens per sentence, {where}, median and quartiles of"
+        f" {number_of(rounds, 'round')}"
     )
     figure, axes = new_figure(title, panels=len(batches), width=_PANEL_WIDTH * len(batches), height=_PANEL_HEIGHT)
     tasks = pareto["tasks"]

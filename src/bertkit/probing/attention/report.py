@@ -23,6 +23,7 @@ from bertkit.probing.attention.head_patterns import PATTERNS
 from bertkit.probing.attention.head_syntax import DIRECTIONS, FARTHEST, RelationScore
 from bertkit.probing.attention.measure import HeadProfile, head_names, numbers_from_1
 from bertkit.probing.report import Finding, Table
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,7 +119,7 @@ def attention_report(label: str, results: AttentionResults) -> tuple[dict[str, A
     profile = results.profile
     layers, heads = profile.values["self"].shape
     names = head_names(results.numbers)
-    counts = f"n = {profile.sentences:,} sentences, {profile.tokens:,} tokens"
+    counts = f"n = {number_of(profile.sentences, 'sentence')}, {number_of(profile.tokens, 'token')}"
     mostly_A = _mostly(profile)
     points_A2, stress = plane(results.divergence_AA)
     within, between = within_and_between(results.divergence_AA, np.repeat(np.arange(layers), heads))

@@ -21,6 +21,7 @@ from bertkit.probing.attribution.identifiability import MAPS
 from bertkit.probing.attribution.measure import FARTHEST, GROUPS, OFFSETS, Contributions
 from bertkit.probing.attribution.predictions import Explanation
 from bertkit.probing.report import Finding, Table
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def contribution_results(
         "by_offset": {"offsets": list(OFFSETS), "contribution": gathered.offset_means},
         "by_distance": {"distances": [name for name, *_ in GROUPS], "contribution": groups},
     }
-    counts = f"n = {sentences:,} sentences, {gathered.tokens:,} tokens"
+    counts = f"n = {number_of(sentences, 'sentence')}, {number_of(gathered.tokens, 'token')}"
     medians, last = np.median(own_LT, axis=1), len(own_LT)
     below = next((layer + 1 for layer, median in enumerate(medians) if median < 1 / 2), None)
     where = "stays above one half in all layers" if below is None else f"first falls below one half in layer {below}"

@@ -15,6 +15,7 @@ from bertkit.evaluation.plots import MARKERS, new_figure, plain
 from bertkit.probing.behaviour.measure import SENSITIVITY, DiagnosticScores, accuracy, preference
 from bertkit.probing.report import Finding, Table, table_of
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,8 +162,9 @@ def pair_findings(label: str, outcomes: Sequence[Outcome], results: Mapping[str,
     (best, most), (worst, least) = by_phenomenon[0][:2], by_phenomenon[-1][:2]
     sentence = (
         f"{label} prefers the good sentence in {results['average']:.1%} of minimal pairs, most often in {best}"
-        f" ({most:.1%}), least often in {worst} ({least:.1%}). The average is the mean over {results['paradigms']}"
-        f" paradigms (n = {results['pairs']:,} pairs, {results['ties']} ties count half); constant logits would give"
+        f" ({most:.1%}), least often in {worst} ({least:.1%}). The average is the mean over"
+        f" {number_of(results['paradigms'], 'paradigm')} (n = {number_of(results['pairs'], 'pair')},"
+        f" {number_of(results['ties'], 'tie')} counted half); constant logits would give"
         f" {results['constant_logits']['accuracy']:.1%}. Scored with {results['protocol']['statement']}."
     )
     paradigms = [
@@ -171,7 +173,7 @@ def pair_findings(label: str, outcomes: Sequence[Outcome], results: Mapping[str,
     ]
     title = (
         f"{label}: minimal pairs by phenomenon\n"
-        f"(mean of paradigms {results['average']:.3f}, n = {results['pairs']:,} pairs)"
+        f"(mean of paradigms {results['average']:.3f}, n = {number_of(results['pairs'], 'pair')})"
     )
     return [
         Finding(
@@ -182,7 +184,7 @@ def pair_findings(label: str, outcomes: Sequence[Outcome], results: Mapping[str,
         ),
         Finding(
             "minimal_pair_paradigms",
-            f"The table lists {len(paradigms)} paradigms.",
+            f"The table lists {number_of(len(paradigms), 'paradigm')}.",
             table_of(["paradigm", "field", "phenomenon", "pairs", "accuracy", "constant_logits", "ties"], paradigms),
         ),
     ]

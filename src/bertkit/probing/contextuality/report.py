@@ -18,6 +18,7 @@ from bertkit.evaluation.plots import layer_ticks, lines, new_figure, plain
 from bertkit.files import open_text_to_write
 from bertkit.probing.contextuality.measure import RANDOM_SETS, LayerFigures, Occurrences
 from bertkit.probing.report import Finding, Table
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +66,13 @@ class ContextualityScores:
     @property
     def counts(self) -> str:
         words, occurrences = len(self.occurrences.words), sum(self.occurrences.sizes)
-        return f"n = {words:,} words, {occurrences:,} occurrences, {self.sentences:,} sentences"
+        return ", ".join(
+            (
+                "n = " + number_of(words, "word"),
+                number_of(occurrences, "occurrence"),
+                number_of(self.sentences, "sentence"),
+            )
+        )
 
     @cached_property
     def by_layer(self) -> dict[str, list[float]]:

@@ -23,6 +23,7 @@ from bertkit.probing.attention.measure import SpecialTokens, head_names
 from bertkit.probing.effective_attention.measure import LayerAttention, correlations
 from bertkit.probing.report import Finding, Table, table_of
 from bertkit.probing.sentences import EncodedSentence
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -167,7 +168,7 @@ def _by_length(
         f"Raw and effective attention of {label} have a correlation of {np.mean(layers_GL[-1]):.3f} at {lengths[-1]}"
         f" tokens and of {np.mean(layers_GL[0]):.3f} at {lengths[0]} tokens. At {lengths[-1]} tokens T has a mean rank"
         f" of {ranks[-1]:.0f} (head width {width}), and layer {least + 1} has the lowest correlation"
-        f" ({layers_GL[-1][least]:.3f}; n = {counts[-1]} texts of each length, all heads)."
+        f" ({layers_GL[-1][least]:.3f}; n = {number_of(counts[-1], 'text')} of each length, all heads)."
     )
     table = {
         "tokens": lengths,
@@ -175,7 +176,9 @@ def _by_length(
         "mean_rank": ranks,
         **{f"layer_{number}": column for number, column in enumerate(np.transpose(layers_GL), 1)},
     }
-    title = f"{label}: raw and effective attention\n(n = {counts[0]} texts of each length, mean over heads)"
+    title = (
+        f"{label}: raw and effective attention\n(n = {number_of(counts[0], 'text')} of each length, mean over heads)"
+    )
     return Finding("effective_attention", sentence, table, partial(_draw_lengths, title, width))
 
 
@@ -206,7 +209,7 @@ def _by_kind(label: str, lengths: Sequence[int], texts: int, shares_2LK: Float64
     most = list(LABELS.values())[int(np.abs(raw_K - effective_K).argmax())]
     sentence = (
         f"Raw and effective attention of {label} differ most on {most}. Means over layers, in {where}: {parts} (n ="
-        f" {texts} texts)."
+        f" {number_of(texts, 'text')})."
     )
     rows = [
         [layer + 1, name, *shares_2LK[:, layer, place]]

@@ -18,6 +18,7 @@ from bertkit.evaluation.plots import MARKERS, layer_ticks, lines, new_figure, pl
 from bertkit.probing.layers.data import LayerTask
 from bertkit.probing.layers.measure import Code, centre_of_gravity, divergence_from_uniform, expected_layer
 from bertkit.probing.report import Finding, Table, table_of
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,7 +174,7 @@ class LayersScores:
                 f" at most {max(layer.score for layer in each.random):.3f} with random weights. Selectivity:"
                 f" {each.selectivity[top]:.3f} in layer {top}; labels compress best in layer {short}"
                 f" ({compression[short]:.1f} times; at most {max(random):.1f} with random weights; n ="
-                f" {len(each.task.train):,} training and {len(each.task.test):,} test items)."
+                f" {len(each.task.train):,} training and {number_of(len(each.task.test), 'test item')})."
             )
         columns = ["task", "layer", "score", "accuracy", "control_accuracy", "selectivity", "codelength_bits"]
         columns += ["compression", "random_score", "random_codelength_bits", "random_compression"]
@@ -214,7 +215,7 @@ class LayersScores:
                 score,
                 x="layer (0: embeddings)",
                 y=each.metric,
-                title=f"{each.task.name}: {len(each.task.labels)} labels, {len(each.task.train):,} items\n"
+                title=f"{each.task.name}: {len(each.task.labels)} labels, {number_of(len(each.task.train), 'item')}\n"
                 f"(n = {len(each.task.test):,} for testing)",
             )
             lines(code, self.layers, {"trained": own["compression"], "random weights": own["random_compression"]})

@@ -17,6 +17,7 @@ from bertkit.arrays import Float64Array
 from bertkit.evaluation.plots import MARKERS, SHADES, layer_ticks, lines, new_figure, plain
 from bertkit.probing.report import Finding, Table, table_of
 from bertkit.probing.senses.measure import SenseScores
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +147,9 @@ class SensesScores:
         return Finding("senses", " ".join(parts), table_of(columns, rows), lambda _: self._draw_scores())
 
     def _draw_scores(self) -> Figure:
-        title = f"{self.label}: word senses by nearest neighbours, with back-off\n({self.examples:,} examples)"
+        title = (
+            f"{self.label}: word senses by nearest neighbours, with back-off\n({number_of(self.examples, 'example')})"
+        )
         count = len(self.results)
         figure, grid = new_figure(title, panels=count, rows=2, width=max(6.0, 4.6 * count))
         for (layers, neighbours), each in zip(np.reshape(grid, (2, count)).T, self.results, strict=True):

@@ -26,6 +26,7 @@ from bertkit.probing.structure.measure import (
 )
 from bertkit.probing.structure.trees import Edge
 from bertkit.tasks.readers.trees import TreeExample
+from bertkit.visible import number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,8 +106,8 @@ class StructureScores:
     @property
     def counts(self) -> str:
         return (
-            f"{self.train_sentences:,} sentences for training, n = {len(self.test):,} for testing with"
-            f" {self.chain.edges:,} edges"
+            f"{number_of(self.train_sentences, 'sentence')} for training, n = {len(self.test):,} for testing with"
+            f" {number_of(self.chain.edges, 'edge')}"
         )
 
     @cached_property
@@ -213,7 +214,7 @@ class StructureScores:
                 rows += [[example.id, kind, a + 1, b + 1, example.words[a], example.words[b]] for a, b in edges]
         sentence = (
             f"Minimum spanning trees of layer {self.best} of {self.label} contain all gold edges in {correct:,} of"
-            f" {with_edges:,} sentences with an edge, without punctuation."
+            f" {number_of(with_edges, 'sentence')} with an edge, without punctuation."
         )
         columns = ["sentence", "tree", "word", "other_word", "word_form", "other_form"]
         return Finding("trees", sentence, table_of(columns, rows), lambda _: self._draw_trees())
