@@ -8,6 +8,7 @@ import torch
 from bertkit.models.families.bert import BertConfig, MegatronBertConfig
 from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.families.modernbert import ModernBertConfig
+from bertkit.models.families.mpnet import MPNetConfig
 from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.pretraining.recipe import load_recipe
@@ -113,3 +114,16 @@ def test_xlnet_leaves_the_query_streams_first_state_to_tensorflows_default() -> 
     assert 0.9 * edge < mask_emb.abs().max() <= edge
     assert mask_emb.std().item() == pytest.approx((2 / (1 + 120)) ** 0.5, rel=0.1)
     assert model.encoder.word_embedding.weight.std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_mpnet_leaves_queries_keys_and_values_to_fairseqs_default() -> None:
+    """One Glorot matrix of three times the width: `init_bert_params` of the released code passes over it."""
+    model = HeadedModel(MPNetConfig(**SIZES).build(50))
+    model.initialise(5)
+    edge = (6 / (4 * 120)) ** 0.5
+    attention = model.get_submodule("encoder.layers.0.attention")
+    for name in ("query", "key", "value"):
+        weight = attention.get_parameter(f"{name}.weight")
+        assert 0.99 * edge < weight.abs().max() <= edge
+        assert weight.std().item() == pytest.approx(edge / 3**0.5, rel=0.02)
+    assert attention.get_parameter("output.weight").std().item() == pytest.approx(0.02, rel=0.05)

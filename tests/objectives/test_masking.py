@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from scipy.stats import chisquare
 
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import ContinuousText, ReusedSegments
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples
+from bertkit.models.families.bert import BertConfig
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import AnyUnits, MaskingStrategy, Ngrams, Spans, Tokens, WindowedNgrams, Words
 from bertkit.objectives.masking.base import within_budget
@@ -47,6 +50,16 @@ def chosen(samples: Samples) -> np.ndarray:
     chosen_T = np.zeros(samples.ids_T.size, dtype=np.bool_)
     chosen_T[samples.targets["masked_lm"].index_M] = True
     return chosen_T
+
+
+@pytest.mark.parametrize("units", [*(each.values[0] for each in WHOLE), Spans(), WindowedNgrams(longest=3)])
+def test_whole_words_need_text_that_is_read_from_left_to_right(units: MaskingStrategy) -> None:
+    """From right to left, the subwords of a word would be taken for the end of another."""
+    (fault,) = MaskedLM(units=units).errors(DataConfig(layout=ReusedSegments()), BertConfig())
+    assert fault.startswith(f"objective.masked_lm.units.name: {units.name} masks whole words")
+    assert MaskedLM(units=units).errors(DataConfig(layout=ContinuousText()), BertConfig()) == []
+    for single in (Tokens(), WindowedNgrams()):
+        assert MaskedLM(units=single).errors(DataConfig(layout=ReusedSegments()), BertConfig()) == []
 
 
 def test_pieces_are_chosen_and_replaced_as_before_there_were_units() -> None:
@@ -181,6 +194,20 @@ def test_words_are_those_of_the_released_procedure() -> None:
     assert dict(zip(ours.index_M.tolist(), ours.first_M.tolist(), strict=True)) == {
         token: word[0] for word in taken for token in word
     }
+
+
+def test_mpnets_words_reach_the_count_by_cutting_the_last_one() -> None:
+    """As the end of a permutation of words, `span_perm` of its code: the last subwords of the word that exceeds it."""
+    samples, draw = worded_samples(LENGTHS), Draw(1)
+    counts_B = np.maximum(1, np.rint(0.15 * samples.lengths_B)).astype(np.int64)
+    key_T = samples.uniform_T(draw, "mask/choose")
+    expected: list[int] = []
+    for sequence, count in enumerate(counts_B.tolist()):
+        in_order = sorted(words_of(samples, sequence), key=lambda word: key_T[word[0]])
+        permuted = [token for word in reversed(in_order) for token in word]
+        expected += permuted[len(permuted) - count :]
+    ours = Words(cut=True).choose(samples, VOCABULARY, counts_B, draw)
+    assert ours.index_M.tolist() == sorted(expected)
 
 
 def test_ngrams_are_those_of_the_released_procedure() -> None:

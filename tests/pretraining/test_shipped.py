@@ -51,6 +51,8 @@ PUBLISHED = {
     # 125M and 355M; fairseq's have no row of segment embeddings (768 and 1024 parameters).
     "roberta": (124_697_433, 124_645_632),
     "roberta-large": (355_412_057, 355_359_744),
+    # As released.
+    "mpnet": (109_518_527, 109_486_464),
     # 12M, 18M and 60M; the paper's 235M of the largest (233M in its text) does not follow from its sizes.
     "albert-base": (11_813_810, 11_683_584),
     "albert-large": (17_847_474, 17_683_968),

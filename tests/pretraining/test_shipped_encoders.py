@@ -89,6 +89,19 @@ def test_nomic_bert_has_the_values_of_its_file() -> None:
     assert (recipe.data.sequence_length, recipe.objectives[0].model_dump()["rate"]) == (2048, 0.3)
 
 
+def test_mpnet_has_the_values_of_its_code_and_readme() -> None:
+    recipe = load_recipe("mpnet")
+    optimizer, schedule = recipe.optimisation.optimizer, recipe.optimisation.schedule
+    assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.98), 1e-6, 0.01)
+    assert (optimizer.clip_norm, optimizer.decay_biases_and_norms) == (None, True)
+    assert (schedule.name, schedule.peak, schedule.warmup_steps) == ("linear", 6e-4, 24_000)
+    (objective,) = recipe.objectives
+    settings = objective.model_dump()
+    assert (settings["rate"], settings["mask_share"], settings["random_share"]) == (0.15, 0.8, 0.1)
+    assert settings["units"] == {"name": "words", "cut": True}
+    assert (recipe.tokenizer.pad_id, recipe.tokenizer.lowercases) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("name", "width", "layers", "peak", "batch"),
     [

@@ -55,6 +55,12 @@ FAMILIES: list[dict[str, Any]] = [
         "layout": {"name": "full-sentences"},
         "objective": [{"permutation_lm": {"k": 3}}],
     },
+    {
+        "model": {"family": "mpnet", **SIZES},
+        "tokenizer": {"vocab_size": 200, "pad_id": 1},
+        "layout": {"name": "full-sentences"},
+        "objective": ["masked_permuted_lm"],
+    },
     {"model": {"family": "transformer", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {"model": {"family": "bert-gpt2", **SIZES}, "layout": _PAIRS, "objective": ["seq2seq_lm"]},
     {

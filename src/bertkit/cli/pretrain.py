@@ -14,6 +14,9 @@ from bertkit.errors import UsageError
 if TYPE_CHECKING:
     from bertkit.recipe.resolve import Override
 
+_OF_MASKS = ("masked_lm", "masked_permuted_lm", "masked_diffusion")
+"""Terms that predict masked words, which a baseline of the most frequent word is compared with."""
+
 
 def pretrain(
     recipe: RecipeName = "",
@@ -97,7 +100,7 @@ def print_held_out(results: dict[str, Any]) -> None:
     if "accuracy/unigram" in held_out:
         baseline = held_out["accuracy/unigram"]
         # If rare words are masked, predicting the most frequent word may never be right.
-        own = next((name for name in ("masked_lm", "masked_diffusion") if f"accuracy/{name}" in held_out), None)
+        own = next((name for name in _OF_MASKS if f"accuracy/{name}" in held_out), None)
         times = f" ({own} is at {held_out[f'accuracy/{own}'] / baseline:.1f}x)" if baseline and own else ""
         rows.append(("unigram baseline", f"{baseline:.1%}{times}"))
     for name, value in results.get("teacher", {}).get("held_out", {}).items():

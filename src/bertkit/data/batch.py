@@ -300,7 +300,7 @@ class PackedBatch:
         labels: of sequences, by objective, each of shape B.
         global_T: bool, tokens that attend to all of their sequence and are attended to by all, for families with
             windowed attention; None: the family and its heads decide.
-        lanes, ranks_T2: as in `Samples`.
+        lanes, ranks_T2, order_T4: as in `Samples`.
         pairs: the two sides of an encoder-decoder; None: there is no target side.
         host: the original of a batch that was moved to a GPU: what depends only on its targets and lengths can be read
             there without waiting for the GPU. None: this batch was not moved.
@@ -315,6 +315,7 @@ class PackedBatch:
     global_T: Tensor | None = None
     lanes: BatchLanes | None = None
     ranks_T2: Tensor | None = None
+    order_T4: Tensor | None = None
     pairs: SourceTarget | None = None
     host: PackedBatch | None = None
 
@@ -342,7 +343,7 @@ class PackedBatch:
         return cls(
             ids_T=_tensor(samples.ids_T),
             token_types_T=_tensor(samples.token_types_T),
-            positions_T=torch.from_numpy(samples.side_position_T),
+            positions_T=_tensor(samples.side_position_T),
             sequences=PackedSequences.from_lengths(samples.lengths_B, causal_B=samples.causal_B),
             targets={term: TokenTargets.from_samples(targets) for term, targets in samples.targets.items()},
             labels={name: _tensor(label_B) for name, label_B in samples.labels.items()},
@@ -352,6 +353,7 @@ class PackedBatch:
                 _tensor(samples.lanes.number_B), _tensor(samples.lanes.reversed_B), samples.lanes.reused_tokens
             ),
             ranks_T2=None if samples.ranks_T2 is None else _tensor(samples.ranks_T2),
+            order_T4=None if samples.order_T4 is None else _tensor(samples.order_T4),
             pairs=None if start_B is None else SourceTarget.from_lengths(start_B, samples.lengths_B - start_B),
         )
 

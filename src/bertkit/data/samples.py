@@ -126,6 +126,9 @@ class Samples:
             None: all tokens attend to all.
         decoder_start_B: for an encoder-decoder, the position in each sequence at which the decoder's part begins; None:
             there is no decoder.
+        order_T4: for sequences in which tokens of a text stand several times: each one's position in the text, its
+            rank, and the first rank that sees it and the first one that no longer does; a token attends to those that
+            its rank sees. None: positions are those in the sequence, and all tokens attend to all.
     """
 
     ids_T: Int64Array
@@ -142,6 +145,7 @@ class Samples:
     lanes: Lanes | None = None
     ranks_T2: Int64Array | None = None
     decoder_start_B: Int64Array | None = None
+    order_T4: Int64Array | None = None
 
     @cached_property
     def lengths_B(self) -> Int64Array:
@@ -159,7 +163,9 @@ class Samples:
 
     @cached_property
     def side_position_T(self) -> Int64Array:
-        """Each token's position within the encoder's or the decoder's part of its sequence."""
+        """Each token's position in its text, or within the encoder's or the decoder's part of its sequence."""
+        if self.order_T4 is not None:
+            return self.order_T4[:, 0]
         if self.decoder_start_B is None:
             return self.position_T
         start_T = self.decoder_start_B[self.sequence_T]
@@ -231,4 +237,5 @@ class Samples:
             lanes=None if self.lanes is None else self.lanes.between(first, last),
             ranks_T2=None if self.ranks_T2 is None else self.ranks_T2[start:end],
             decoder_start_B=None if self.decoder_start_B is None else self.decoder_start_B[first:last],
+            order_T4=None if self.order_T4 is None else self.order_T4[start:end],
         )

@@ -102,6 +102,9 @@ class EncoderConfig(Settings, ABC):
     causal_attention: ClassVar[bool] = True
     """Whether single sequences of a batch can be read from left to right only."""
 
+    reads_order: ClassVar[bool] = False
+    """Whether it reads the order of a batch, which decides what each token attends to (`Samples.order_T4`)."""
+
     reads_backward: ClassVar[bool] = False
     """Whether a separate part of the model reads text from right to left; its states are the second half of each
     state."""

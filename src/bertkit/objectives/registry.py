@@ -14,6 +14,7 @@ from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
 from bertkit.objectives.masked_diffusion import MaskedDiffusion
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
+from bertkit.objectives.masked_permuted_lm import MaskedPermutedLM
 from bertkit.objectives.noise_contrastive import NoiseContrastive
 from bertkit.objectives.permutation_lm import PermutationLM
 from bertkit.objectives.pondering import Pondering
@@ -45,6 +46,7 @@ register(ForwardLM)
 register(MaskedDiffusion)
 register(MaskedLM)
 register(MaskedNextToken)
+register(MaskedPermutedLM)
 register(NextSentence)
 register(NoiseContrastive)
 register(PermutationLM)

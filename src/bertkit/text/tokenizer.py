@@ -73,6 +73,9 @@ class TokenizerConfig(Settings):
         description="Special tokens around the texts of a task: [CLS] A [SEP] B [SEP]; as in XLNet, A [SEP] B [SEP]"
         " [CLS]; only separators after the texts; or, for models that continue a text, [CLS] A [SEP] B.",
     )
+    pad_id: Literal[0, 1] = Field(
+        0, description="Id of [PAD] in a trained vocabulary; [UNK] has the other one. MPNet needs 1, fairseq's."
+    )
     add_tokens: int = Field(
         0,
         ge=0,
@@ -81,7 +84,9 @@ class TokenizerConfig(Settings):
     )
     added_frequency: int = Field(5, gt=0, description="Minimum count in the sample of a word that is added.")
 
-    later_fields: ClassVar[frozenset[str]] = frozenset({"add_tokens", "added_frequency", "sentinels", "template"})
+    later_fields: ClassVar[frozenset[str]] = frozenset(
+        {"add_tokens", "added_frequency", "pad_id", "sentinels", "template"}
+    )
 
     @model_validator(mode="after")
     def _extends_something(self) -> Self:
@@ -90,6 +95,12 @@ class TokenizerConfig(Settings):
                 "add_tokens: extends an existing vocabulary, but this one is trained; give a path (--init MODEL uses"
                 " the model's, `bertkit tokenize --tokenizer PATH` any), or raise vocab_size"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_its_words(self) -> Self:
+        if self.pad_id and self.type == "word":
+            raise ValueError("pad_id: a vocabulary of words has [PAD] at 0; leave it out, or choose another type")
         return self
 
     @model_validator(mode="after")

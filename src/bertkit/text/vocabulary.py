@@ -170,6 +170,7 @@ def _check_size(config: TokenizerConfig, alphabet: int, continuing: int) -> None
 
 def _trainer(config: TokenizerConfig, alphabet: list[str], continuing: list[str]) -> trainers.Trainer:
     specials = list(SPECIAL_TOKENS.values())
+    specials.insert(config.pad_id, specials.pop(0))
     if config.type == "wordpiece":
         # By itself the trainer numbers the alphabet in the order of a hash table, different in each process. Entered as
         # special tokens the characters get fixed ids; _finished makes them ordinary again.

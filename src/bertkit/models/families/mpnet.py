@@ -2,6 +2,8 @@
 
 Song et al. 2020, arXiv:2004.09297, section 3; details as in fairseq and the Hub's class. Distances use the buckets of
 Raffel et al. (2020, arXiv:1910.10683, section 2.1); positions are counted as in RoBERTa; there are no segment types.
+Objective masked_permuted_lm.py pretrains it as in the paper: its two streams are tokens of one sequence here, since
+they have the same weights.
 
 Quirks: the padding id is 1 and there are 32 buckets, regardless of config.json, since the Hub's class hard-codes both;
 further rows of the table are never read.
@@ -14,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
-from bertkit.models.attention.distance_bias import BucketBias
-from bertkit.models.attention.self_attention import BiasedAttention
+from bertkit.models.attention.distance_bias import BucketBias, OrderedBias
+from bertkit.models.attention.self_attention import Bias, BiasedAttention
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.families.bert import POST_NORM_NAMES, NormedWordEmbeddings, bert_layers
 from bertkit.models.families.roberta import PADDED_TABLES, positions_behind_padding, roberta_heads
@@ -54,10 +57,19 @@ class MPNetConfig(TransformerConfig):
     pooler_hub_name: ClassVar[str | None] = "mpnet.pooler.dense"
     hub_defaults: ClassVar[Mapping[str, Any]] = {"max_position_embeddings": 512, "layer_norm_eps": 1e-12}
     default_pad_id: ClassVar[int] = PAD_ID
+    reads_order: ClassVar[bool] = True
 
     @property
     def max_tokens(self) -> int:
         return self.max_position_embeddings - PAD_ID - 1
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal, but for queries, keys and values, which the released code draws as one Glorot matrix (uniform)."""
+        if name.endswith(("query.weight", "key.weight", "value.weight")):
+            edge = (6 / (self.hidden_size + 3 * self.hidden_size)) ** 0.5
+            nn.init.uniform_(parameter, -edge, edge, generator=generator)
+        else:
+            super().draw(name, parameter, generator)
 
     def build(self, vocab_size: int, *, pad_id: int = PAD_ID) -> MPNet:
         return MPNet(self, vocab_size)
@@ -71,6 +83,8 @@ class MPNetEmbeddings(NormedWordEmbeddings):
     """Word and position embeddings, normalised; positions are counted from the padding id."""
 
     def positions_T(self, batch: PackedBatch) -> Tensor:
+        if batch.order_T4 is not None:
+            return batch.positions_T + PAD_ID + 1
         return positions_behind_padding(batch, PAD_ID)
 
 
@@ -93,6 +107,8 @@ class MPNet(LayeredEncoder):
         self.distance = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
         self.layers = bert_layers(PostNorm, config, norm_eps=config.layer_norm_eps, attention=BiasedAttention)
 
-    def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, BucketBias]]:
+    def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, Bias]]:
         bias = BucketBias(self.distance, buckets=BUCKETS, furthest=FURTHEST, both_sides=True)
-        return [{"bias": bias}] * len(self.layers)
+        if batch.order_T4 is None:
+            return [{"bias": bias}] * len(self.layers)
+        return [{"bias": OrderedBias(bias, batch.sequences, batch.order_T4)}] * len(self.layers)

@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from bertkit.arrays import Int64Array
+from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.objectives.masking.base import Chosen, chosen_units
@@ -32,6 +33,9 @@ class WindowedNgrams(Ngrams):
     name: Literal["windowed-ngrams"] = "windowed-ngrams"  # type: ignore[assignment]  # the tag of the union
     longest: int = Field(1, ge=1, description="Maximum n-gram length: in tokens if it is 1, otherwise in words.")
     window: int = Field(6, ge=1, description="Size of a window in units for each unit of its n-gram.")
+
+    def errors(self, data: DataConfig) -> list[str]:
+        return super().errors(data) if self.longest > 1 else []
 
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         start_U, length_U = self._units(samples, vocabulary)

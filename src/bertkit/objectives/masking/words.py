@@ -3,7 +3,7 @@
 Whole-word masking of google-research/bert (README of 31 May 2019; no paper), an option of Devlin et al. 2019,
 arXiv:1810.04805. Quirks honoured: words are visited in random order, and a word with more subwords than the count still
 allows is skipped, so the count is never exceeded and not always reached; whether a token is masked, replaced or kept is
-drawn for each token.
+drawn for each token. MPNet (Song et al. 2020, arXiv:2004.09297) cuts the word instead, as `span_perm` of its code.
 
 Shapes: T packed tokens, B sequences, W words, b spans.
 """
@@ -11,12 +11,14 @@ Shapes: T packed tokens, B sequences, W words, b spans.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from bertkit.arrays import Int64Array
+from bertkit.data.config import DataConfig
+from bertkit.data.layouts import LaneLayout
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -69,6 +71,15 @@ class WholeWordMasking(MaskingStrategy):
 
     _marks: WordMarks | None = PrivateAttr(None)
 
+    def errors(self, data: DataConfig) -> list[str]:
+        if not (isinstance(data.layout, LaneLayout) and data.layout.bidirectional):
+            return []
+        return [
+            f"units.name: {self.name} masks whole words, whose subwords come before their beginning where the layout"
+            f" {data.layout.choice} reads from right to left; set data.layout.bidirectional: false, or units.name:"
+            " pieces"
+        ]
+
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         prepared = self.model_copy()
         prepared._marks = WordMarks.of(tokenizer)
@@ -84,9 +95,22 @@ class Words(WholeWordMasking):
     """Words in random order until the count is reached."""
 
     name: Literal["words"] = "words"
+    cut: bool = Field(
+        False,
+        description="Whether the word that would exceed the count is cut: its last subwords are predicted, so that the"
+        " count is always reached, as in MPNet. Otherwise it is skipped, as in BERT.",
+    )
+
+    later_fields: ClassVar[frozenset[str]] = frozenset({"cut"})
 
     def choose(self, samples: Samples, vocabulary: Vocabulary, counts_B: Int64Array, draw: Draw) -> Chosen:
         words = self.words(samples, vocabulary)
         order_W = np.lexsort((samples.uniform_T(draw, "mask/choose")[words.start_W], words.sequence_W))
-        taken_W = order_W[within_budget(words.length_W[order_W], words.sequence_W[order_W], counts_B)]
+        length_W, sequence_W = words.length_W[order_W], words.sequence_W[order_W]
+        if self.cut:
+            before_W = np.cumsum(length_W) - length_W
+            before_W -= before_W[np.searchsorted(sequence_W, sequence_W)]  # of the same sequence
+            kept_W = np.clip(counts_B[sequence_W] - before_W, 0, length_W)
+            return chosen_units(words.start_W[order_W] + length_W - kept_W, kept_W)
+        taken_W = order_W[within_budget(length_W, sequence_W, counts_B)]
         return chosen_units(words.start_W[taken_W], words.length_W[taken_W])
