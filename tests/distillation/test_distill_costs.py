@@ -19,7 +19,7 @@ from bertkit.progress import silent_progress
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.meters import WindowMeter
 from bertkit.training.run import FinishedRun
-from tests.distillation.task_place import DEV, SETTINGS, Place
+from tests.distillation.task_place import ALL_TERMS, DEV, SETTINGS, Place
 from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews
 
@@ -121,6 +121,15 @@ def test_a_plan_counts_the_teacher_once_an_example_where_its_outputs_are_kept_an
     two = finetuning_plan(place.request(logits_only, "epochs=2", teachers=[str(place.teacher), str(place.calm)]))
     assert two["teacher"]["flops"] == pytest.approx(2 * kept["teacher"]["flops"])
     assert two["teacher"]["model"] == [str(place.teacher), str(place.calm)]
+
+
+def test_a_student_whose_layers_are_compared_computes_all_tokens_as_its_teacher_does(place: Place) -> None:
+    """It is as large as the teacher, whose forward pass is a third of its cost."""
+    recipe = place.recipe("same_size", ALL_TERMS, "student: {layers: first, number: 2}")
+    plan = finetuning_plan(place.request(recipe))
+    assert plan["flops"] == pytest.approx(4 * plan["teacher"]["flops"])
+    assert place.run(recipe).run.record["flops"] == pytest.approx(plan["flops"])
+    assert finetuning_plan(place.request(recipe, control=True))["flops"] < 3 * plan["teacher"]["flops"]
 
 
 @pytest.mark.parametrize("gone", [{}, {0: [0, 2], 1: [1]}], ids=["whole", "pruned"])

@@ -17,7 +17,7 @@ from bertkit.bench.comparison import OPTIMIZER_BYTES
 from bertkit.bench.material import sentences_of
 from bertkit.bench.settings import BenchSettings
 from bertkit.bench.workload import OWN, Peers, Work, Workload, peer_library, plain_update
-from bertkit.finetuning.loss_terms import TaskTerms, task_flops
+from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.models.files.hub import load_model
 from bertkit.models.files.model_files import encoder_directory
 from bertkit.models.labels import Labels
@@ -84,7 +84,7 @@ def finetuning(settings: BenchSettings, engine: Engine, directory: Path, name: s
         amount=len(texts),
         sides={OWN: update, **peers.sides},
         left_out=peers.left_out,
-        flops=task_flops(model, task.head, [features.batch(everything)]),
+        flops=TaskTerms(task).flops(model, [features.batch(everything)]),
         memory_bytes=OPTIMIZER_BYTES * count_parameters(model).total,
     )
 

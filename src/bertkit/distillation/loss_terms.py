@@ -196,6 +196,7 @@ class TaskDistillationTerms(TaskTerms):
         self.weights = own | {term.term: term.weight for term in self.terms}
         spec, _ = specs_of(self.terms, shapes, key="distillation")
         self._student = _StudentRecorder(student, spec)
+        self.computes_all_tokens = spec.has_layers
         self._needs_logits = bool(own) or spec.logits
         self._last: tuple[TaskBatch, Activations] | None = None
 
@@ -212,8 +213,10 @@ class TaskDistillationTerms(TaskTerms):
     ) -> Mapping[str, LossSum]:
         own = self._student.beside(recorder)
         with torch.set_grad_enabled(train_encoder and torch.is_grad_enabled()):
-            whole = bool(self._student.points)
-            hidden_TD = model(batch.packed, own) if whole else model.states(self.task.head, batch.packed, own)
+            if self.computes_all_tokens:
+                hidden_TD = model(batch.packed, own)
+            else:
+                hidden_TD = model.states(self.task.head, batch.packed, own)
         losses: dict[str, LossSum] = {}
         logits = self.task.logits(model, hidden_TD, batch) if self._needs_logits else None
         if LABELS in self.weights:

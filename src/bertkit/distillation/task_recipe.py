@@ -145,6 +145,10 @@ class DistillRecipe(Distillation, FinetuneRecipe):
         return tuple(term for term in chosen if term.weight)
 
     @property
+    def compares_layers(self) -> bool:
+        return bool(layer_terms(self.terms))
+
+    @property
     def labels_weight(self) -> float:
         """The weight of the task's own loss."""
         if self.control:

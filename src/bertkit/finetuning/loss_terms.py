@@ -34,6 +34,9 @@ class TaskTerms(LossTerms[TaskBatch]):
         causal: settings for the loss of a causal model that is added; None: only the task's loss.
     """
 
+    computes_all_tokens = False
+    """Whether the last layer computes all tokens even for a head that reads one of each sequence."""
+
     def __init__(self, task: Task, companion: str | None = None, *, causal: CausalFinetuning | None = None) -> None:
         self.task = task
         self.companion = companion
@@ -79,7 +82,9 @@ class TaskTerms(LossTerms[TaskBatch]):
             return torch.cat([checkpoint(logits, part, use_reentrant=False) for part in batch.parts])
 
     def flops(self, model: HeadedModel, batches: Sequence[TaskBatch]) -> float:
-        return task_flops(self.owner(model), self.task.head, batches)
+        owner, whole = self.owner(model), self.computes_all_tokens
+        lengths = [batch.packed.sequences.cu_seqlens_B1.diff() for batch in batches]
+        return sum(task_flops(owner, self.task.head, sizes_of(each), whole=whole) for each in lengths)
 
 
 def projection_flops(model: HeadedModel, tokens: float) -> float:
@@ -89,13 +94,10 @@ def projection_flops(model: HeadedModel, tokens: float) -> float:
     return 2.0 / FORWARD_SHARE * weights * tokens
 
 
-def task_flops(model: HeadedModel, head: str, batches: Sequence[TaskBatch]) -> float:
-    """Floating-point operations of one update over these micro-batches, without those that this head spares."""
-    flops = 0.0
-    for batch in batches:
-        sizes = sizes_of(batch.packed.sequences.cu_seqlens_B1.diff())
-        flops += step_flops(model, **sizes, predictions=predictions_of(head, batch.num_tokens))
-        flops += projection_flops(model, batch.num_tokens)
-        if model.reads_one_token(head):
-            flops -= spared_flops(model.encoder, **sizes)
-    return flops
+def task_flops(model: HeadedModel, head: str, sizes: Mapping[str, float], *, whole: bool) -> float:
+    """Floating-point operations of an update on sequences of these sizes, without those that this head spares unless
+    the last layer computes its `whole` input."""
+    flops = step_flops(model, **sizes, predictions=predictions_of(head, sizes["tokens"]))
+    flops += projection_flops(model, sizes["tokens"])
+    spares = model.reads_one_token(head) and not whole
+    return flops - spared_flops(model.encoder, **sizes) if spares else flops

@@ -19,7 +19,7 @@ from bertkit.arrays import Float64Array
 from bertkit.finetuning.arguments import FinetuneArguments, PlannedRun
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts
-from bertkit.finetuning.loss_terms import projection_flops
+from bertkit.finetuning.loss_terms import task_flops
 from bertkit.finetuning.methods.feature_store import FEATURE_BYTES
 from bertkit.finetuning.methods.features import FeatureBased
 from bertkit.finetuning.methods.frozen import Frozen, GradualUnfreezing
@@ -44,12 +44,10 @@ from bertkit.training.cost import (
     count_parameters,
     predictions_of,
     sizes_of,
-    spared_flops,
     step_flops,
 )
 from bertkit.training.engine import TASK_INTERVALS, Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
-from bertkit.training.method import Method
 from bertkit.training.plan import PlannedCost, plan_document
 from bertkit.training.rates import group_rates
 
@@ -212,13 +210,13 @@ class _PlannedData:
     """What a run trains on, and the cost of each of its tasks.
 
     Attributes:
-        method: trains on it.
+        recipe: trains on it.
         texts: the data as read.
         prepared: the data as trained on: with setfit, pairs of texts.
         parts: the cost of each task.
     """
 
-    method: Method
+    recipe: FinetuneRecipe
     texts: Sequence[Prepared]
     prepared: Sequence[Prepared]
     parts: Sequence[_TaskCost]
@@ -236,16 +234,16 @@ class _PlannedData:
         return cls._of_texts([arguments.prepare(each) for each in recipe.alone], recipe)
 
     def trained_by(self, recipe: FinetuneRecipe) -> _PlannedData:
-        """The same texts, trained on by this recipe's method."""
-        return self if recipe.method == self.method else self._of_texts(self.texts, recipe)
+        """The same texts, trained on by this recipe."""
+        is_same = recipe.method == self.recipe.method and recipe.compares_layers == self.recipe.compares_layers
+        return self if is_same else self._of_texts(self.texts, recipe)
 
     @classmethod
     def _of_texts(cls, texts: Sequence[Prepared], recipe: FinetuneRecipe) -> _PlannedData:
         method, prepared = recipe.method, texts
         if isinstance(method, Setfit):
             prepared = [with_pairs(each, method, recipe.seed) for each in texts]
-        store_bytes = recipe.engine.feature_store_gb * 1e9
-        return cls(method, texts, prepared, [_TaskCost.of(each, method, store_bytes) for each in prepared])
+        return cls(recipe, texts, prepared, [_TaskCost.of(each, recipe) for each in prepared])
 
 
 @dataclass(frozen=True)
@@ -290,31 +288,28 @@ class _TaskCost:
         return {"vectors": 4.0 * _VECTOR_COPIES * self.vector_numbers * largest}
 
     @classmethod
-    def of(cls, prepared: Prepared, method: Method, store_bytes: float) -> _TaskCost:
-        """The cost of a task with this method; `store_bytes` limits what a run stores."""
+    def of(cls, prepared: Prepared, recipe: FinetuneRecipe) -> _TaskCost:
+        """The cost of a task with a recipe's method, loss and limit of what a run stores."""
         _, contents = read_config(prepared.model_directory)
         head = prepared.task.head
         with torch.device("meta"):
             model = HeadedModel(prepared.config.build(contents["vocab_size"]), [head], labels=prepared.task.labels)
             if pruned := prepared.pruned:
                 prune_heads(model, pruned)
-            if isinstance(method, FeatureBased):
-                model = method.with_lstm(model)
+            if isinstance(recipe.method, FeatureBased):
+                model = recipe.method.with_lstm(model)
             model.companions.update(_planned_modules(prepared, model))
         features = prepared.train.features
         texts = (features.starts_S1.size - 1) / max(1, features.num_examples)
         numbers = texts * model.encoder.vocab_size if isinstance(prepared.task, SparseEmbedding) else 0.0
         lengths = np.diff(features.starts_S1).astype(np.float64)
         sizes = sizes_of(lengths)
-        flops = step_flops(model, **sizes, predictions=predictions_of(head, sizes["tokens"]))
-        flops += projection_flops(model, sizes["tokens"])
-        if model.reads_one_token(head):
-            flops -= spared_flops(model.encoder, **sizes)
+        flops = task_flops(model, head, sizes, whole=recipe.compares_layers)
         if not isinstance(model.encoder, FeatureLstm):
             return cls(model, head, numbers, lengths, flops)
         stored = FEATURE_BYTES * sizes["tokens"] * model.encoder.features_width
         encoder = FORWARD_SHARE * step_flops(HeadedModel(model.encoder.base), **sizes, predictions=0)
-        if stored > store_bytes:
+        if stored > recipe.engine.feature_store_gb * 1e9:
             return cls(model, head, numbers, lengths, flops + encoder)
         return cls(model, head, numbers, lengths, flops, once_flops=encoder, store_bytes=stored)
 

@@ -201,6 +201,11 @@ class FinetuneRecipe(FinetuneInputs):
         return tuple(found)
 
     @property
+    def compares_layers(self) -> bool:
+        """Whether the loss reads states or attention of the layers, so that the last one computes all tokens."""
+        return False
+
+    @property
     def task_settings(self) -> Any:
         """The settings of the task's kind."""
         return getattr(self, _SECTIONS[self.spec.kind][0])
