@@ -95,7 +95,7 @@ class Theseus(Method):
         """
         encoder = model.encoder
         layers = getattr(encoder, "layers", None)
-        if not isinstance(encoder, BertStack) or type(encoder)._through is not BertStack._through:
+        if not isinstance(encoder, BertStack):
             raise UsageError(
                 f"method.name: theseus needs layers that follow one another, unlike those of"
                 f" {encoder.config.model_type}; use a BERT, RoBERTa, ELECTRA or DistilBERT"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertkit.data.batch import AttentionBlock, PackedSequences
 from bertkit.models.attention.rectangles import from_blocks, to_blocks
-from bertkit.models.attention.self_attention import Mix, SelfAttention
+from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.recorder import Scope
 
@@ -52,7 +52,8 @@ def fixed_patterns(block: AttentionBlock, device: torch.device) -> Tensor:
 
 
 class FixedHeadsAttention(SelfAttention):
-    """The first seven heads are fixed; only the others have queries and keys.
+    """The first seven heads are fixed; only the others have queries and keys, so the points `hook_q` and `hook_k` are
+    (T, L, H).
 
     Args:
         width: D, a multiple of `heads`.
@@ -67,17 +68,6 @@ class FixedHeadsAttention(SelfAttention):
         learnt_width = width // heads * (heads - PATTERNS)
         self.query = Linear(width, learnt_width)
         self.key = Linear(width, learnt_width)
-
-    def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
-        """As in `SelfAttention`; the points `hook_q` and `hook_k` are (T, L, H)."""
-        maps = (self.query, self.key, self.value)
-        head_width = self.value.out_features // self.heads
-        rows = [each.view(hidden_TD.shape[0], -1, head_width) for each in self.projection(maps, hidden_TD)]
-        query_TLH, key_TLH, value_TNH = (
-            scope.tap(name, each) for name, each in zip(("hook_q", "hook_k", "hook_v"), rows, strict=True)
-        )
-        mixed_TNH = scope.tap("hook_z", mix(query_TLH, key_TLH, value_TNH))
-        return self._to_output(mixed_TNH, index_M)
 
     def mix(
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope

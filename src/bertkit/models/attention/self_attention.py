@@ -415,12 +415,13 @@ class SelfAttention(nn.Module):
         return partial(attend, sequences=sequences, dropout_rate=rate, scope=scope, **settings)
 
     def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
-        """(T, N, H) each."""
-        heads_TNH = (hidden_TD.shape[0], self.heads, -1)
-        query_TD, key_TD, value_TD = self.projection((self.query, self.key, self.value), hidden_TD)
-        query_TNH = scope.tap("hook_q", query_TD.view(heads_TNH))
-        key_TNH = scope.tap("hook_k", key_TD.view(heads_TNH))
-        value_TNH = scope.tap("hook_v", value_TD.view(heads_TNH))
+        """(T, N, H) each; maps with fewer outputs have fewer heads."""
+        projected = self.projection((self.query, self.key, self.value), hidden_TD)
+        head_width = max(rows.shape[1] for rows in projected) // self.heads
+        query_TNH, key_TNH, value_TNH = (
+            scope.tap(point, rows.view(rows.shape[0], -1, head_width))
+            for point, rows in zip(("hook_q", "hook_k", "hook_v"), projected, strict=True)
+        )
         return query_TNH, key_TNH, value_TNH
 
     def _to_output(self, mixed_TNH: Tensor, index_M: Tensor | None) -> Tensor:

@@ -68,17 +68,6 @@ class RotaryAttention(SelfAttention):
 
         return self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
 
-    def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, (T, N, H); keys and values, (T, G, H)."""
-        heads = (self.heads, *[self.heads // self.queries_per_key] * 2)
-        projected = self.projection((self.query, self.key, self.value), hidden_TD)
-        points = ("hook_q", "hook_k", "hook_v")
-        query_TNH, key_TGH, value_TGH = (
-            scope.tap(point, rows.view(hidden_TD.shape[0], number, -1))
-            for point, rows, number in zip(points, projected, heads, strict=True)
-        )
-        return query_TNH, key_TGH, value_TGH
-
     def _per_query_head(self, rows_TGH: Tensor) -> Tensor:
         """Each head repeated for its queries: (T, N, H)."""
         if self.queries_per_key == 1:
