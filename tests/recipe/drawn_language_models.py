@@ -11,7 +11,6 @@ from typing import Any
 from tests.recipe.drawn_pretraining import SIZES, PretrainingDraws, settings_of, validated
 
 from bertkit.data.layouts import LaneLayout, ParallelText
-from bertkit.errors import UsageError
 from bertkit.models.encoder_decoder import EncoderDecoderConfig
 from bertkit.pretraining.recipe import Recipe
 
@@ -112,13 +111,6 @@ class LanguageModelDraws(PretrainingDraws):
         if family["layout"] == _PAIRS:
             settings["data"] |= {"sources": [str(self.pairs)], "reading": {"target_field": "target"}}
         return validated(settings)
-
-    def meaning(self, recipe: Recipe) -> Any:
-        """As for all recipes; equal for all recipes whose stages do not fit."""
-        try:
-            return super().meaning(recipe)
-        except UsageError:
-            return None
 
     @property
     def domains(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tests.recipe.observed_runs import write_texts
 from tests.training.tiny_run import write_model
 
 from bertkit.distillation.text_recipe import DistillTextRecipe
+from bertkit.errors import UsageError
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.layers import ACTIVATIONS
 from bertkit.pretraining.recipe import Recipe
@@ -136,7 +137,8 @@ class PretrainingDraws:
         }
 
     def meaning(self, recipe: Recipe) -> Any:
-        """The recipe with null, and other ways to write the same value, replaced by what they mean."""
+        """The recipe with null, and other ways to write the same value, replaced by what they mean; equal for
+        all whose stages do not fit."""
         data = recipe.model_dump(mode="json")
         tokenizer, model, optimisation = recipe.tokenizer, recipe.model, recipe.optimisation
         for name, value in data["model"].items():
@@ -153,7 +155,11 @@ class PretrainingDraws:
         for name in ("mem_len", "reuse_len"):
             if hasattr(model, name):
                 data["model"][name] = getattr(model, name) or None
-        for stage, resolved in zip(data["optimisation"]["stages"], stages_of(recipe), strict=False):
+        try:
+            stages = stages_of(recipe)
+        except UsageError:
+            return None
+        for stage, resolved in zip(data["optimisation"]["stages"], stages, strict=False):
             whole = resolved.recipe.model_dump(mode="json", exclude={"optimisation": {"stages"}})
             of_model = {key: value for key, value in stage["set"].items() if key.startswith("model.")}
             stage["set"] = of_model | {name: whole[name] for name in ("data", "objective", "optimisation")}
