@@ -21,7 +21,8 @@ from typing import Any, Literal
 from bertkit import __version__
 from bertkit.errors import REINSTALL, BertkitError, StoppedError, first_line, is_of_installation
 from bertkit.files import cache_directory, sha256_of
-from bertkit.openmp import memory_limit, thread_count, usable_cores
+from bertkit.openmp import memory_limit, usable_cores
+from bertkit.visible import number_of
 
 _LEAST_DISK_GB = 2.0
 _LEAST_MEMORY_GB = 2.0
@@ -139,7 +140,7 @@ def _processor() -> Diagnosis:
     precision = resolve_engine(EngineConfig(device="cpu")).precision
     cores = usable_cores()
     threads = torch.get_num_threads()
-    found = f"{device_name(torch.device('cpu'))}, {cores} cores, {thread_count(threads)}"
+    found = f"{device_name(torch.device('cpu'))}, {cores} cores, {number_of(threads, 'thread')}"
     found += f", trains in {precision}"
     if onednn_is_faster():
         found += ", multiplies float32 by oneDNN"

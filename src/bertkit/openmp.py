@@ -142,11 +142,6 @@ def warn_of_more_threads(threads: int) -> None:
     )
 
 
-def thread_count(threads: int) -> str:
-    """A number of threads for display, such as "1 thread"."""
-    return f"{threads} {'thread' if threads == 1 else 'threads'}"
-
-
 def limit_spinning(running: Callable[[], int] | None = None) -> None:
     """Let waiting threads sleep if there are fewer cores than threads and currently computing processes, and let a few
     threads spin briefly otherwise, unless the environment decides how they wait. Has an effect only before torch is

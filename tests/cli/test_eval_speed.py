@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.probing.tiny_models import BERT, save_tiny, tiny_model, tiny_tokenizer
+from tests.probing.tiny_models import BERT, save_tiny, tiny_model, tiny_tokenizer, write_run
 
 from bertkit.models.families.bert import BertConfig
 
@@ -34,6 +34,15 @@ def test_the_json_document_is_the_contracts(bertkit) -> None:
     assert document["tasks"]["large"]["speed_up/batch=2/length=64"]["mean"] == 1
     assert document["threads"] == 1
     assert document["pareto"]["against"] == "parameters"
+
+
+def test_for_a_checkpoint_the_run_is_named(bertkit) -> None:
+    write_run(Path("trained"), [5])
+    outcome = bertkit("eval", "speed", "--model", "trained@5", *QUICK)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "--model trained@5: a checkpoint is the state of training" in outcome.stderr
+    assert "give the run: --model trained\n" in outcome.stderr
+    assert bertkit("eval", "speed", "--model", "trained", *QUICK).code == 0
 
 
 def test_for_people_the_tables_are_on_stderr(bertkit) -> None:

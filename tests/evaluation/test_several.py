@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from bertkit.evaluation.several import Curve, draw_curve
 from tests.probing.tiny_models import save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer, write_run
@@ -74,6 +75,17 @@ def test_minimal_pairs_have_a_row_for_each_model_and_phenomenon(bertkit: Callabl
     assert len(rows(Path("all/tables/paradigms.csv"))) == 3
     first, last = (results["models"][place]["run"] for place in (0, -1))
     assert f"`bertkit runs diff {first} {last}`" in outcome.stderr
+    assert "\n2 pairs, accuracy: same " in bertkit("runs", "diff", first, last).stderr
+
+
+def test_axes_of_a_text_are_named_by_their_figures(
+    bertkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr("bertkit.run.figure_files.save", lambda figure, stem: drawn.append(figure))
+    bertkit("eval", "mlm", "--model", "trained@all", "--data", "text.txt")
+    named = [axes.get_ylabel() for axes in drawn[-1].axes]
+    assert named[:3] == ["accuracy", "perplexity", "pseudo perplexity"]
 
 
 def test_figures_that_cannot_be_compared_are_named(bertkit: Callable[..., Any]) -> None:

@@ -56,7 +56,7 @@ def chosen(samples: Samples) -> np.ndarray:
 def test_whole_words_need_text_that_is_read_from_left_to_right(units: MaskingStrategy) -> None:
     """From right to left, the subwords of a word would be taken for the end of another."""
     (fault,) = MaskedLM(units=units).errors(DataConfig(layout=ReusedSegments()), BertConfig())
-    assert fault.startswith(f"objective.masked_lm.units.name: {units.name} masks whole words")
+    assert fault.startswith("objective.masked_lm.units masks whole words")
     assert MaskedLM(units=units).errors(DataConfig(layout=ContinuousText()), BertConfig()) == []
     for single in (Tokens(), WindowedNgrams()):
         assert MaskedLM(units=single).errors(DataConfig(layout=ReusedSegments()), BertConfig()) == []

@@ -17,7 +17,7 @@ from bertkit.bench.settings import Benchmark, BenchSettings
 from bertkit.cli.console import brief, console, percent, result
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, Device, Precision, option
-from bertkit.openmp import thread_count
+from bertkit.visible import number_of
 
 SHOWN_SHARE = 0.01
 """Kinds of work with less than this share of the time are not shown."""
@@ -127,7 +127,7 @@ def _show_machine(machine: Mapping[str, Any]) -> None:
     ]
     copies = machine["copy_gb_per_s"]
     rows.append(("copy", f"{copies['best']:,.1f} GB/s", f"{copies['median']:,.1f}", ""))
-    threads = f", {thread_count(machine['threads'])}" if machine["device"] == "cpu" else ""
+    threads = f", {number_of(machine['threads'], 'thread')}" if machine["device"] == "cpu" else ""
     console.table(("machine", "best", "median", "best ever"), rows, title=f"{machine['processor']}{threads}")
     if machine["busy"]:
         console.warn(

@@ -13,7 +13,6 @@ from bertkit.cli.console import brief, console, percent, result
 from bertkit.cli.generated_options import spelled
 from bertkit.cli.options import Common, Device, RunDir, keep_log, option
 from bertkit.evaluation.settings import SpeedSettings
-from bertkit.openmp import thread_count
 from bertkit.run import runs_root
 from bertkit.visible import number_of
 
@@ -84,7 +83,7 @@ def speed(
 def _print(results: Mapping[str, Any]) -> None:
     """The tables: the models, their times, and the compression."""
     machine, threads = results["machine"], results["threads"]
-    where = f"{thread_count(threads)} of {machine['cpu']}"
+    where = f"{number_of(threads, 'thread')} of {machine['cpu']}"
     if results["device"] != "cpu":
         where = ", ".join(machine["gpus"])
     if results["settings"]["clock"] == "processor":

@@ -141,7 +141,8 @@ def diff(
             told = name
         if "agreement" in each:
             counts = ", ".join(f"{key.replace('_', ' ')} {count:,}" for key, count in each["agreement"].items())
-            found = number_of(each["examples"], "example" if each["split"] else "text")
+            noun = "example" if each["split"] else "pair" if first.record["recipe"] == "eval-blimp" else "text"
+            found = number_of(each["examples"], noun)
             console.info(f"{found}{'' if each['split'] else ', ' + each['metric']}: {counts}")
         result(f"{name} {each['metric']}: {_difference(each)}")
 

@@ -46,13 +46,15 @@ SCORES, PHENOMENA = "scores", "phenomena"
 @dataclass(frozen=True)
 class Curve:
     """A figure by model, from the column `value` of a table: a line for each value of the column `line`, in a panel for
-    each value of the column `panel`, if there is one."""
+    each value of the column `panel`, if there is one; `panel_is_value`: panels have different quantities, which these
+    name."""
 
     table: str
     value: str
     title: str
     line: str = "layer"
     panel: str | None = None
+    panel_is_value: bool = False
 
 
 def evaluate_each(
@@ -184,7 +186,7 @@ def _write(
             ]
         )
     else:
-        curve = Curve(SCORES, "value", "score on the text", line="of", panel="figure")
+        curve = Curve(SCORES, "value", "scores on the text", line="of", panel="figure", panel_is_value=True)
         shown = [each.name for own in FIGURES.values() for each in own]
         drawn = as_columns(
             [
@@ -258,7 +260,8 @@ def draw_curve(curve: Curve, table: Mapping[str, Sequence[Any]]) -> Figure:
         )
         if x == "model":
             axes.set_xticks([place_of[model] for model in models], models, rotation=20)
-        plain(axes, x=x, y=curve.title, title=panel)
+        named = {"y": panel.replace("_", " ")} if curve.panel_is_value else {"y": curve.title, "title": panel}
+        plain(axes, x=x, **named)
     return figure
 
 

@@ -91,6 +91,6 @@ def _is_sign(text: str) -> bool:
 
 def _no_words(why: str) -> str:
     return (
-        f"objective.masked_lm.units needs whole words, but {why}; take units pieces, or a tokenizer that marks words:"
+        f"the recipe needs whole words, but {why}; take units pieces for masking, or a tokenizer that marks words:"
         " tokenizer.type wordpiece, byte-bpe or unigram"
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.evaluation.plots import MARKERS, new_figure, plain
-from bertkit.openmp import thread_count
 from bertkit.run.figure_files import save
 from bertkit.tables import write_csv
 from bertkit.visible import number_of
@@ -71,7 +70,7 @@ def draw_pareto(results: Mapping[str, Any]) -> Figure:
     points: Sequence[Mapping[str, Any]] = pareto["points"]
     batches = list(dict.fromkeys(point["batch"] for point in points))
     rounds, threads = results["settings"]["rounds"], results["threads"]
-    where = thread_count(threads) if results["device"] == "cpu" else results["device"]
+    where = number_of(threads, "thread") if results["device"] == "cpu" else results["device"]
     where += ", processor time" if results["settings"]["clock"] == "processor" else ""
     goal = "score" if against == "score" else "size"
     title = (

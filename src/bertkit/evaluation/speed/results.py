@@ -18,8 +18,8 @@ from bertkit.evaluation.settings import SpeedSettings
 from bertkit.evaluation.speed.record import Score
 from bertkit.evaluation.speed.timing import Cell, TimedModel, Timings
 from bertkit.metrics.statistics import summarise
-from bertkit.openmp import thread_count
 from bertkit.tasks.published_compression import published_compression
+from bertkit.visible import number_of
 
 SUITE = "speed"
 _MEGA = 1e6
@@ -217,7 +217,7 @@ def _height(timed_model: TimedModel, against: str, tasks: Sequence[str]) -> floa
 
 def _protocol(settings: SpeedSettings, threads: int, device: torch.device) -> dict[str, str]:
     """How the numbers were measured, in words."""
-    where = thread_count(threads) if device.type == "cpu" else device.type
+    where = number_of(threads, "thread") if device.type == "cpu" else device.type
     return {
         "timed": f"forward pass on {where}, without gradients, up to the output of the task head if the model has one,"
         " else the states of all tokens; tokenization is not timed",

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.errors import UsageError
 from bertkit.evaluation.loaded_model import LoadedModel, short_name
 from bertkit.evaluation.run import MeasurementArguments
 from bertkit.evaluation.settings import SpeedSettings
@@ -23,6 +24,7 @@ from bertkit.evaluation.speed.footprint import Footprint, multiply_adds, outputs
 from bertkit.evaluation.speed.record import Score, methods_by_model, scores_by_model
 from bertkit.evaluation.speed.stopwatch import CLOCKS, Timing, time_in_rounds
 from bertkit.models.families.bilstm import BilstmConfig
+from bertkit.models.files.model_files import CONFIG_FILE
 from bertkit.models.headed import HeadedModel
 from bertkit.progress import Progress
 from bertkit.text.tokenizer import Tokenizer
@@ -78,8 +80,18 @@ Timings = Mapping[Cell, Mapping[str, Timing]]
 def load_timed_models(
     settings: SpeedSettings, arguments: MeasurementArguments, results: Sequence[str], methods: Sequence[str]
 ) -> list[TimedModel]:
-    """Load the models, and read the records of their runs."""
+    """Load the models, and read the records of their runs.
+
+    Raises:
+        UsageError: a model is a checkpoint.
+    """
     loaded = [LoadedModel.load(name, offline=arguments.offline) for name in settings.models]
+    for each in loaded:
+        if not (each.directory / CONFIG_FILE).is_file():
+            raise UsageError(
+                f"--model {each.name}: a checkpoint is the state of training, whose files are not those of a model; all"
+                f" models of a run are of one size and speed, so give the run: --model {each.name.rpartition('@')[0]}"
+            )
     scores = scores_by_model(loaded, results, arguments.runs_root)
     made_by = methods_by_model(loaded, methods)
     labels = [short_name(name) for name in settings.models]

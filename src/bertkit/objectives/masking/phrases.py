@@ -88,7 +88,7 @@ class Phrases(WholeWordMasking):
             else:
                 log.warning(
                     "the corpus contains no collocations, so only words are masked; lower"
-                    " objective.masked_lm.units.collocations.min_count or min_association"
+                    " collocations.min_count or min_association of the objective's units"
                 )
             return prepared
         texts = read_lexicon(Path(self.lexicon).expanduser())
@@ -113,7 +113,7 @@ class Phrases(WholeWordMasking):
         if self.lexicon_sha256 not in (None, found):
             raise DataError(
                 f"{path}: the lexicon is not the recipe's: its sha256 is {found[:12]}..., but"
-                f" objective.masked_lm.units.lexicon_sha256 is {str(self.lexicon_sha256)[:12]}...; restore the file, or"
+                f" units.lexicon_sha256 of the objective is {str(self.lexicon_sha256)[:12]}...; restore the file, or"
                 " set lexicon_sha256 to null for a run with the new one"
             )
 

@@ -75,9 +75,8 @@ class WholeWordMasking(MaskingStrategy):
         if not (isinstance(data.layout, LaneLayout) and data.layout.bidirectional):
             return []
         return [
-            f"units.name: {self.name} masks whole words, whose subwords come before their beginning where the layout"
-            f" {data.layout.choice} reads from right to left; set data.layout.bidirectional: false, or units.name:"
-            " pieces"
+            f"units masks whole words, whose subwords come before their beginning where the layout {data.layout.choice}"
+            " reads from right to left; set data.layout.bidirectional: false, or take units pieces"
         ]
 
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
