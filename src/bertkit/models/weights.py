@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from bertkit.errors import DataError
+from bertkit.errors import DataError, UsageError
 
 Names = Mapping[str, str]
 _PLACEHOLDER = re.compile(r"\\\{(\w+)\\\}")
@@ -123,6 +123,21 @@ class HubForm:
         plain = to_hub_names(parameters, self.names)
         whole = {part: layout.hub for layout in self._bound(plain.values()) for part in layout.parts}
         return {name: whole.get(hub_name, hub_name) for name, hub_name in plain.items()}
+
+    def check_distinct(self, state: Mapping[str, Tensor]) -> None:
+        """Check that no two parameters are one tensor in a file, as heads of two Hub classes can be.
+
+        Raises:
+            UsageError: a file has one place for two different tensors.
+        """
+        first: dict[str, str] = {}
+        for name, hub in to_hub_names(state, self.names).items():
+            other = first.setdefault(hub, name)
+            if other != name and not torch.equal(state[other], state[name]):
+                raise UsageError(
+                    f"{other} and {name} have one name in Hub files, {hub}, so that one of them would be lost; save a"
+                    " model for each head"
+                )
 
     def to_hub(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All tensors of a file, except the tied ones."""

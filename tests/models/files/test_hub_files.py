@@ -85,6 +85,14 @@ def test_saving_and_loading_keeps_weights_labels_heads_and_strange_keys(saved: P
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (saved / "model.safetensors").read_bytes()
 
 
+def test_two_heads_of_one_name_are_not_saved_over_each_other(tmp_path: Path) -> None:
+    model = HeadedModel(BertConfig(**SIZES).build(30), ("sequence_classification", "token_classification"))
+    model.initialise(1)
+    with pytest.raises(UsageError, match=r"have one name in Hub files, classifier\.weight, so that one"):
+        save_model(model, None, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_code_that_is_not_written_with_the_model_is_not_named_either(saved: Path, tmp_path: Path) -> None:
     """`transformers` would look for modeling_x.py in the written directory, and fail."""
     elsewhere = {"AutoConfig": "org/x--modeling_x.XConfig"}

@@ -103,12 +103,17 @@ def write_config(model: HeadedModel, tokenizer: Tokenizer | None, directory: Pat
 
 
 def save_model(model: HeadedModel, tokenizer: Tokenizer | None, directory: Path) -> None:
-    """Write config.json, model.safetensors and the tokenizer's files. Equal weights give byte-identical files."""
+    """Write config.json, model.safetensors and the tokenizer's files. Equal weights give byte-identical files.
+
+    Raises:
+        UsageError: two heads have one name in Hub files.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     write_config(model, tokenizer, directory)
     state = {name: tensor.detach().cpu() for name, tensor in model.own_state_dict().items()}
     # Copies are cloned: safetensors refuses tensors that share memory.
     form = model.hub_form()
+    form.check_distinct(state)
     tensors = {
         name: tensor.clone() if name in form.copies else tensor.contiguous()
         for name, tensor in form.to_hub(state).items()
