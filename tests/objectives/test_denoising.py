@@ -158,7 +158,7 @@ def test_short_texts_do_not_become_longer(tmp_path: Path) -> None:
         ("model={family: bert}", "objective.denoising needs an encoder-decoder"),
         ("data.layout={name: full-sentences}", "set data.layout: {name: doc-sentences}"),
         ("objective.denoising.rate=1.5", "less than 1"),
-        ("objective.denoising.mean_span=0", "greater than 0"),
+        ("objective.denoising.mean_span=1e-9", "greater than or equal to 0.1"),
     ],
 )
 def test_what_cannot_be_is_refused(setting: str, message: str) -> None:

@@ -39,7 +39,7 @@ class Denoising(DocumentRecovery):
     rate: float = Field(0.3, gt=0, lt=1, description="Share of a text's words that is masked.")
     mean_span: float = Field(
         3.0,
-        gt=0,
+        ge=0.1,
         le=50,
         description="Mean of the Poisson distribution of span lengths in words; a span may have 0 words.",
     )

@@ -43,6 +43,7 @@ class Contiguous(Sentences):
     def plan_parts(
         self, shards: TokenShards, documents_N2: Ranges, sequence_length: int, draw: Draw, epoch: int
     ) -> Iterator[Plan]:
+        # Without separators of samples, the last place is for one of a document that ends there.
         room = sequence_length - self.special_tokens
         for run in unbroken(documents_N2):
             start_N = shards.segment_start_S1[run[:, 0]].astype(np.int64)
