@@ -58,7 +58,8 @@ def one_draw(
     if found is None:
         return False
     key, other = found
-    if draws.meaning(recipe) == draws.meaning(other):
+    meanings = draws.meaning(recipe), draws.meaning(other)
+    if None in meanings or meanings[0] == meanings[1]:
         return False
     outcome = differs(partial(observe, recipe), partial(observe, other))
     if outcome == "first":

@@ -13,6 +13,7 @@ from tests.training.tiny_run import write_recipe
 
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.task_recipe import parts_of as run_parts
+from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.pretraining.arguments import PretrainArguments
@@ -289,3 +290,11 @@ def test_shards_in_place_of_text_are_used_with_a_warning(tmp_path: Path, caplog:
         recipe = request(tmp_path, "tokenizer.min_frequency=3", sources=[shards]).new_recipe()
     assert recipe.data.sources == [shards]
     assert "tokenizer.min_frequency (3) has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(("objective", "expected"), [("hidden_states", ["student.head"]), ("soft_targets", [])])
+def test_a_student_without_a_head_takes_none_from_its_teacher(objective: str, expected: list[str]) -> None:
+    settings = {"layers": [[1, 1]]} if objective == "hidden_states" else {}
+    changes = {"kind": "distill", "teacher": "t", "student": {"head": False}, "objective": [{objective: settings}]}
+    recipe = validate(Located.of(TEXT | changes, "x"), DistillTextRecipe)
+    assert [each.key for each in unread_settings(recipe, stage_parts(recipe), overridden=["student.head"])] == expected

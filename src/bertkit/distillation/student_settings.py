@@ -75,6 +75,10 @@ class TextStudent(CopiedParts):
         " null: none.",
     )
 
+    def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
+        if not any(each.heads for each in recipe.objectives):
+            yield UnreadKey("head", "no objective and no term reads a head, so the student has none")
+
 
 class TeacherLayers(CopiedParts):
     """A student made from some of the teacher's own layers."""
