@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from bertkit.cli.bench import bench
 from bertkit.cli.commands import built
-from bertkit.cli.embed import VectorOptions, embed
+from bertkit.cli.embed import embed
 from bertkit.cli.eval import SUITES
 from bertkit.cli.generate import generate
 from bertkit.cli.generated_options import FromField, Options, spelled, typer_signature
@@ -32,6 +32,7 @@ from bertkit.cli.options import (
     given_flags,
     recipe_overrides,
     set_overrides,
+    validated,
 )
 from bertkit.cli.tokenize import tokenize
 from bertkit.errors import UsageError
@@ -65,6 +66,7 @@ class Probe(Settings):
     top: list[int] = Field([1, 5], description="Ranks that are counted.")
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field((1, 2), description="Layers to probe.")
     tokens: int | Literal["auto"] = Field("auto", description="Tokens computed at once.")
+    first: Literal[0, 1] = Field(0, description="Number of the first layer.")
     exact: bool = Field(False, description="Compute without rounding.")
     lowercase: bool | None = Field(None, description="Lowercase the text (default: yes).")
     hidden: int = Field(7, description="Not an option.")
@@ -173,6 +175,7 @@ def test_all_shared_options_may_be_left_out() -> None:
         (["--layers", "3, 5,3"], Probe(layers=(3, 5))),
         (["--top", "2"], Probe(top=[2])),
         (["--tokens", "512"], Probe(tokens=512)),
+        (["--first", "1"], Probe(first=1)),
         (["--exact", "--cased"], Probe(exact=True, lowercase=False)),
         (["--max-epochs", "9"], Probe(training=Fit(max_epochs=9))),
     ],
@@ -196,6 +199,7 @@ def test_help_default_range_and_choices_are_the_fields_own() -> None:
         "--text TEXT A text to show. Repeatable.",
         "--top N Ranks that are counted. Repeatable. [default: (1 5)]",
         "--layers L,L Layers to probe. [default: 1,2]",
+        "--first N Number of the first layer. [default: 0]",
         "--max-epochs N [1<=x<=99] Epochs of each probe. [default: 40]",
     ):
         assert text in shown
@@ -326,10 +330,11 @@ def test_tokens_of_a_batch_that_make_no_sense_are_reported_by_their_option(given
 
 def test_numbers_beyond_all_bounds_are_reported_by_their_name() -> None:
     with pytest.raises(UsageError, match="truncate is larger than"):
-        _ = VectorOptions(truncate=10**20).settings
+        validated(EmbedSettings, [Override("truncate", 10**20)])
     with pytest.raises(UsageError, match="micro_batch_tokens is larger than"):
         batch_tokens_of(10**20)
-    assert VectorOptions(truncate=3, normalise=True).settings == EmbedSettings(truncate=3, normalise=True)
+    given = [Override("truncate", 3), Override("normalise", True)]
+    assert validated(EmbedSettings, given) == EmbedSettings(truncate=3, normalise=True)
 
 
 @pytest.mark.parametrize("command", ["pretrain", "finetune", "study"])

@@ -210,8 +210,9 @@ class _GeneratedOption:
         kind, constraints = _plain_type(self.info.annotation, self.info.metadata)
         if self.is_list:
             kind, constraints = _plain_type(get_args(kind)[0], [])
-        if get_origin(kind) is Literal and not all(isinstance(choice, str) for choice in get_args(kind)):
-            kind = int | str
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        if not all(isinstance(choice, str) for choice in choices):
+            kind = int if all(isinstance(choice, int) for choice in choices) else int | str
         return kind, constraints
 
 
