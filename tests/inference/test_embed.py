@@ -173,12 +173,9 @@ def test_an_unfinished_file_of_other_texts_or_options_is_not_continued(model: Pa
     assert (written.count, np.load(out).shape) == (23, (23, 4))
 
 
-def test_the_part_of_an_earlier_version_continues(tmp_path: Path) -> None:
+def test_a_part_continues_after_its_last_whole_block(tmp_path: Path) -> None:
     file = VectorFile(tmp_path / "v.parquet", np.float32, 3, {})
     file.append(["a"], np.ones((1, 3)), {"cut": 1})
-    state = tmp_path / "v.parquet.part.json"
-    described = json.loads(state.read_text())
-    state.write_text(json.dumps({**described, "ids_bytes": described.pop("bytes")["ids"]}))
     (tmp_path / "v.parquet.part").open("ab").write(b"torn")
     again = VectorFile(tmp_path / "v.parquet", np.float32, 3, {})
     assert (again.rows, again.notes) == (1, {"cut": 1})

@@ -158,13 +158,9 @@ def drawn_texts(corpus: Corpus, tokenizer: Tokenizer, most_bytes: int, count: in
 def _drawn(pieces: Iterable[Piece], count: int, draw: Draw) -> list[tuple[int, Piece]]:
     """A uniform sample of `count` pieces with their numbers, in random order."""
     # The pieces with the smallest random keys are a uniform sample in random order.
-    least: list[tuple[float, int, Piece]] = []
-    for number, (piece, key) in enumerate(zip(pieces, draw.uniform_in_turn("window"), strict=False)):
-        if len(least) < count:
-            heapq.heappush(least, (-key, number, piece))
-        elif -key > least[0][0]:
-            heapq.heapreplace(least, (-key, number, piece))
-    return [(number, piece) for _, number, piece in sorted(least, key=lambda entry: (-entry[0], entry[1]))]
+    keyed = enumerate(zip(pieces, draw.uniform_in_turn("window"), strict=False))
+    least = heapq.nsmallest(count, keyed, key=lambda entry: (entry[1][1], entry[0]))
+    return [(number, piece) for number, (piece, _) in least]
 
 
 def _windows(corpus: Corpus, tokenizer: Tokenizer, length: int) -> Iterator[Int64Array]:

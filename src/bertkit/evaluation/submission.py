@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError
 from bertkit.files import write_bytes, write_text
 from bertkit.visible import number_of
 
@@ -68,40 +68,14 @@ GLUE_FILES: dict[str, GlueFile] = {
 }
 """The eleven files in the benchmark's order."""
 
-_BY_TASK = {
-    "cola": "CoLA",
-    "sst2": "SST-2",
-    "mrpc": "MRPC",
-    "stsb": "STS-B",
-    "qnli": "QNLI",
-    "qqp": "QQP",
-    "rte": "RTE",
-    "wnli": "WNLI",
-    "ax": "AX",
-}
+_MNLI = {"test": "MNLI-m", "test_mm": "MNLI-mm"}
 
 
-def glue_file(task: str, split: str = "test") -> GlueFile:
-    """The file for the predictions of a task's test split, by the catalogue's names (`mnli` and `test_mm`).
-
-    A file's own name ("MNLI-mm") is accepted too.
-
-    Raises:
-        UsageError: GLUE has no such task or test split; the nearest name is given.
-    """
-    if task in GLUE_FILES and split == "test":
-        return GLUE_FILES[task]
-    if task == "mnli" and split in ("test", "test_mm"):
-        return GLUE_FILES["MNLI-m" if split == "test" else "MNLI-mm"]
-    if task in _BY_TASK and split == "test":
-        return GLUE_FILES[_BY_TASK[task]]
-    if task in _BY_TASK or task == "mnli":
-        splits = "test or test_mm" if task == "mnli" else "test"
-        raise UsageError(f"{task} has no split {split!r} that can be submitted; expected {splits}")
-    known = [*_BY_TASK, "mnli", *GLUE_FILES]
-    near = get_close_matches(task, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}"
-    raise UsageError(f"{task!r} is not a task of a GLUE submission; {hint}")
+def glue_file(task: str, split: str) -> GlueFile:
+    """The file for the predictions of a task's test split, by the catalogue's names (`mnli` and `test_mm`)."""
+    if task == "mnli":
+        return GLUE_FILES[_MNLI[split]]
+    return next(file for name, file in GLUE_FILES.items() if name.lower().replace("-", "") == task)
 
 
 def glue_tsv(file: GlueFile, predictions: Sequence[str | float]) -> str:
@@ -143,15 +117,8 @@ def _glue_value(file: GlueFile, index: int, prediction: str | float) -> str:
 
 
 def glue_zip(texts: Mapping[str, str]) -> bytes:
-    """A flat zip of files by name ("CoLA.tsv"), in the benchmark's order; equal texts give equal bytes.
-
-    Raises:
-        UsageError: a file that is not part of a submission.
-    """
+    """A flat zip of files by name ("CoLA.tsv"), in the benchmark's order; equal texts give equal bytes."""
     order = {file.file: place for place, file in enumerate(GLUE_FILES.values())}
-    for name in texts:
-        if name not in order:
-            raise UsageError(f"{name}: is not a file of a GLUE submission{_nearest(name, list(order))}")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in sorted(texts, key=order.__getitem__):
@@ -173,12 +140,8 @@ def write_glue_submission(directory: Path, predictions: Mapping[str, Sequence[st
 
     Raises:
         DataError: as `glue_tsv`; nothing is written in that case.
-        UsageError: a name that is not in GLUE_FILES.
     """
-    texts = {}
-    for name, values in predictions.items():
-        file = glue_file(name)
-        texts[file.file] = glue_tsv(file, values)
+    texts = {GLUE_FILES[name].file: glue_tsv(GLUE_FILES[name], values) for name, values in predictions.items()}
     packed = glue_zip(texts)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():

@@ -7,7 +7,7 @@ overlap a better one, or repeat its text elsewhere, are left out. A long context
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,15 +71,20 @@ class AnswerCollector:
     Args:
         example: the question with its whole context.
         task: decides whether there is an answer.
+        tuned: values stored with the model, such as the no-answer threshold.
         top: number of answers to list.
     """
 
-    def __init__(self, example: QuestionExample, task: Span, top: int | None = None) -> None:
-        self.example = example
-        self._task = task
+    def __init__(self, example: QuestionExample, task: Span, tuned: Mapping[str, Any], top: int | None = None) -> None:
+        self.item = example
+        self._task, self._tuned = task, dict(tuned)
         self._top = SHOWN if top is None else top
         self._scores: dict[tuple[int, int], float] = {}
         self._null: float | None = None
+
+    def parts(self) -> Iterator[ContextPart]:
+        """The context's parts."""
+        return context_parts(self.item)
 
     def add(self, part: ContextPart, prediction: Prediction) -> None:
         """Add the candidates of the next part."""
@@ -91,15 +96,11 @@ class AnswerCollector:
         if candidates.null is not None:
             self._null = candidates.null if self._null is None else min(self._null, candidates.null)
 
-    def document(self, tuned: dict[str, Any]) -> dict[str, Any]:
-        """`id`, `prediction` and `scores` as fine-tuning saves them, plus `answers` and the probability `no_answer`.
-
-        Args:
-            tuned: values stored with the model, such as the no-answer threshold.
-        """
-        context = self.example.context
+    def document(self) -> dict[str, Any]:
+        """`id`, `prediction` and `scores` as fine-tuning saves them, plus `answers` and the probability `no_answer`."""
+        context = self.item.context
         candidates = Candidates(self._scores, self._null)
-        (prediction,) = self._task.final([self._task.decided(self.example, candidates)], tuned)
+        (prediction,) = self._task.final([self._task.decided(self.item, candidates)], self._tuned)
         answers, no_answer = ranked_answers(context, candidates)
         return {**prediction.to_json(), "answers": answers[: self._top], "no_answer": no_answer}
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from bertkit.inference.answers import AnswerCollector, context_parts
-from bertkit.inference.entities import EntityCollector, RawText, TextPart, has_chunks, text_parts
+from bertkit.inference.answers import AnswerCollector
+from bertkit.inference.entities import EntityCollector, RawText, TextPart, has_chunks
 from bertkit.inference.predict import Predictor
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.tasks.base import Prediction
@@ -47,7 +47,7 @@ def documents(
         executor, windows: as for `Predictor.stream`; windows are its `first` and `largest`.
         on_part: called after each prediction; a long text has one for each of its parts.
     """
-    waiting: deque[tuple[_Assembly | None, Any, bool]] = deque()
+    waiting: deque[tuple[Assembly | None, Any, bool]] = deque()
 
     def examples() -> Iterator[Example | None]:
         number = 0
@@ -77,87 +77,48 @@ def documents(
             yield assembly.item, assembly.document()
 
 
-class _Assembly:
-    """An input that is one example."""
+class Assembly(Protocol):
+    """An input and what is predicted for its parts; None is the prediction of an input without words."""
 
-    def __init__(self, item: Item, top: int | None) -> None:
+    @property
+    def item(self) -> Item: ...
+
+    def parts(self) -> Iterator[Any]: ...
+
+    def add(self, part: Any, prediction: Any) -> None: ...
+
+    def document(self) -> dict[str, Any]: ...
+
+
+class _SingleExample:
+    """An input that is one example, or has no words; `empty` has the other fields of the latter's document."""
+
+    def __init__(self, item: Item, top: int | None, empty: Mapping[str, list[Any]]) -> None:
         self.item = item
-        self._top = top
+        self._top, self._empty = top, empty
         self._prediction: Prediction | None = None
 
     def parts(self) -> Iterator[Any]:
-        yield self.item
+        yield None if isinstance(self.item, RawText) else self.item
 
     def add(self, part: Any, prediction: Prediction | None) -> None:
         self._prediction = prediction
 
     def document(self) -> dict[str, Any]:
-        assert self._prediction is not None
+        if self._prediction is None:
+            return {"id": self.item.id, "prediction": None, **self._empty}
         return document_of(self.item, self._prediction, top=self._top)
 
 
-class _TextAssembly(_Assembly):
-    """A text whose words are tagged."""
-
-    def __init__(self, item: RawText, task: Tagging, top: int | None) -> None:
-        super().__init__(item, top)
-        self._raw, self._context = item, task.settings.context
-        self._collector = EntityCollector(item, task.labels.names, top)
-
-    def parts(self) -> Iterator[Any]:
-        return text_parts(self._raw, self._context)
-
-    def add(self, part: Any, prediction: Prediction | None) -> None:
-        assert prediction is not None
-        self._collector.add(part, prediction)
-
-    def document(self) -> dict[str, Any]:
-        return self._collector.document()
-
-
-class _Blank(_Assembly):
-    """An input without words; `empty` contains the other fields of a tagger's document."""
-
-    def __init__(self, item: RawText, empty: Mapping[str, list[Any]]) -> None:
-        super().__init__(item, None)
-        self._id, self._empty = item.id, empty
-
-    def parts(self) -> Iterator[Any]:
-        yield None
-
-    def document(self) -> dict[str, Any]:
-        return {"id": self._id, "prediction": None, **self._empty}
-
-
-class _QuestionAssembly(_Assembly):
-    """A question and its context."""
-
-    def __init__(self, item: QuestionExample, task: Span, tuned: Mapping[str, Any], top: int | None) -> None:
-        super().__init__(item, top)
-        self._question, self._tuned = item, dict(tuned)
-        self._collector = AnswerCollector(item, task, top)
-
-    def parts(self) -> Iterator[Any]:
-        return context_parts(self._question)
-
-    def add(self, part: Any, prediction: Prediction | None) -> None:
-        assert prediction is not None
-        self._collector.add(part, prediction)
-
-    def document(self) -> dict[str, Any]:
-        return self._collector.document(self._tuned)
-
-
-def _assembly(predictor: Predictor, item: Item, top: int | None) -> _Assembly:
+def _assembly(predictor: Predictor, item: Item, top: int | None) -> Assembly:
     task = predictor.task
     if isinstance(task, Span) and isinstance(item, QuestionExample):
-        return _QuestionAssembly(item, task, predictor.stored, top)
-    if isinstance(task, Tagging) and isinstance(item, RawText):
-        empty: dict[str, list[Any]] = {"entities" if has_chunks(task.labels.names) else "tags": []}
-        return _Blank(item, empty) if is_blank(item) else _TextAssembly(item, task, top)
-    if isinstance(item, RawText):
-        return _Blank(item, {})
-    return _Assembly(item, top)
+        return AnswerCollector(item, task, predictor.stored, top)
+    if not isinstance(task, Tagging) or not isinstance(item, RawText):
+        return _SingleExample(item, top, {})
+    if is_blank(item):
+        return _SingleExample(item, top, {"entities" if has_chunks(task.labels.names) else "tags": []})
+    return EntityCollector(item, task.labels.names, top, context=task.settings.context)
 
 
 def _with_last(parts: Iterator[Any]) -> Iterator[tuple[Any, bool]]:

@@ -120,21 +120,28 @@ class EntityCollector:
         raw: the text.
         names: of the tags, in the order of the model's outputs.
         top: for each entity, list this many of the greatest scores by type; None: no scores.
+        context: see `text_parts`.
 
     Attributes:
         found: `label`, `start`, `end` (characters, end exclusive), `text`, `score`, and `scores` if requested.
     """
 
-    def __init__(self, raw: RawText, names: Sequence[str], top: int | None = None) -> None:
-        self.raw = raw
+    def __init__(
+        self, raw: RawText, names: Sequence[str], top: int | None = None, *, context: str = "sentence"
+    ) -> None:
+        self.item = raw
         self.found: list[dict[str, Any]] = []
-        self._top = top
+        self._top, self._context = top, context
         self._has_chunks = has_chunks(names)
         types = [split_tag(name)[1] or OUTSIDE for name in names] if self._has_chunks else list(names)
         self._types = list(dict.fromkeys(types))
         self._type_KC = np.zeros((len(names), len(self._types)))
         self._type_KC[np.arange(len(names)), [self._types.index(each) for each in types]] = 1
         self._open: list[tuple[Place, str, list[float]]] = []
+
+    def parts(self) -> Iterator[TextPart]:
+        """The text's parts."""
+        return text_parts(self.item, self._context)
 
     def add(self, part: TextPart, prediction: Prediction) -> None:
         """Add the tags of the next part."""
@@ -146,7 +153,7 @@ class EntityCollector:
     def document(self) -> dict[str, Any]:
         """`id`, `text`, and `entities`; or `tags`, one per word, if the tags are not of the form B-TYPE."""
         self._close()
-        return {"id": self.raw.id, "text": self.raw.text, "entities" if self._has_chunks else "tags": self.found}
+        return {"id": self.item.id, "text": self.item.text, "entities" if self._has_chunks else "tags": self.found}
 
     def _close(self) -> None:
         tags = [tag for _, tag, _ in self._open]
@@ -163,7 +170,7 @@ class EntityCollector:
         """The score is the probability of the type, averaged over the words; prefixes of one type are summed."""
         share_C: Float64Array = (np.array(share_WK) @ self._type_KC).mean(axis=0)
         scores = {name: round(share, _DIGITS) for name, share in zip(self._types, share_C.tolist(), strict=True)}
-        found = {"label": label, "start": start, "end": end, "text": self.raw.text[start:end], "score": scores[label]}
+        found = {"label": label, "start": start, "end": end, "text": self.item.text[start:end], "score": scores[label]}
         if self._top is not None:
             found["scores"] = dict(sorted(scores.items(), key=lambda pair: -pair[1])[: self._top])
         return found

@@ -78,17 +78,14 @@ class PartFiles:
         if state.get("key") != json.loads(json.dumps(self._key)):
             log.warning("%s was begun with another model, input or other options; it is begun again", self.part)
             return
-        rows, sizes, notes = state.get("rows"), self._sizes(state), state.get("notes")
+        rows, notes = state.get("rows"), state.get("notes")
+        sizes: Any = state.get("bytes")
         if not (isinstance(rows, int) and isinstance(notes, dict) and self._has_all(sizes)):
             log.warning("%s is damaged; it is begun again", self.part)
             return
         for name, path in self._paths.items():
             os.truncate(path, sizes[name])
         self.rows, self.notes = rows, notes
-
-    def _sizes(self, state: Mapping[str, Any]) -> Any:
-        """The length of each file."""
-        return state.get("bytes")
 
     def _has_all(self, sizes: Any) -> bool:
         """Whether the files are at least as long as described."""

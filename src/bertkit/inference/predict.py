@@ -200,7 +200,9 @@ class Predictor:
         Raises:
             DataError: an example cannot be encoded, or outputs are not finite.
         """
-        predictions, account = self._predicted(examples, progress, label)
+        if not examples:
+            return []
+        predictions, account = self._read(examples, progress, label, with_candidates=False)
         if self.warns_of_cut:
             self._warn_of_cut(account.examples_cut, len(examples))
         return predictions
@@ -252,7 +254,9 @@ class Predictor:
     def predicted_window(self, window: list[Example | None]) -> PredictedWindow:
         """The predictions of some examples, with candidates if the task has any."""
         known = [example for example in window if example is not None]
-        predictions, account = self._predicted(known, with_candidates=True)
+        if not known:
+            return PredictedWindow(window, [], 0)
+        predictions, account = self._read(known, silent_progress, "", with_candidates=True)
         return PredictedWindow(window, predictions, account.examples_cut)
 
     def tuned(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, Any]:
@@ -275,18 +279,6 @@ class Predictor:
     def scored_labels(self) -> tuple[str, ...]:
         """The labels that each have a score in every prediction; none for other kinds of tasks."""
         return self.task.labels.names if self.kind in ("classification", "multi_label") else ()
-
-    def _predicted(
-        self,
-        examples: Sequence[Example],
-        progress: Progress = silent_progress,
-        label: str = "",
-        *,
-        with_candidates: bool = False,
-    ) -> tuple[list[Prediction], EncodedTokenCounts]:
-        if not examples:
-            return [], EncodedTokenCounts(0, 0, 0)
-        return self._read(examples, progress, label, with_candidates=with_candidates)
 
     def _read(
         self, examples: Sequence[Example], progress: Progress, label: str, *, with_candidates: bool

@@ -265,7 +265,7 @@ def examples_of(
     """
     makers: dict[str, Callable[..., Example | RawText | None]] = {
         "tagging": _tagged,
-        "span": _asked if left_out is None else _asked_in_file,
+        "span": _asked,
         "choice": _chosen,
     }
     make: Callable[..., Example | RawText | None] = makers.get(kind, _text)
@@ -332,19 +332,15 @@ def _asked(row: dict[str, Any], name: str, where: str, columns: InputColumns) ->
         question = columns.question
         named = columns.text_pair or columns.first(row, "context", "text")
         context = string_of(row, named, where, columns.option("--text"))
-    else:
-        question = string_of(row, columns.text or "question", where, columns.option("--text"))
-        context = string_of(row, columns.text_pair or "context", where, columns.option("--text-pair"))
-    return QuestionExample(name, question, context) if question.strip() and context.strip() else None
-
-
-def _asked_in_file(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> QuestionExample | None:
-    if columns.question is None and columns.text is None and "question" not in row:
+    elif columns.in_file and columns.text is None and "question" not in row:
         raise DataError(
             f"{where}: no column 'question'; ask one question of every text with --question \"...\", or name the"
             f" question column with --text; there are: {', '.join(map(repr, row))}"
         )
-    return _asked(row, name, where, columns)
+    else:
+        question = string_of(row, columns.text or "question", where, columns.option("--text"))
+        context = string_of(row, columns.text_pair or "context", where, columns.option("--text-pair"))
+    return QuestionExample(name, question, context) if question.strip() and context.strip() else None
 
 
 def _chosen(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> ChoiceExample | None:

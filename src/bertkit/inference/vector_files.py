@@ -74,12 +74,6 @@ class VectorFile(PartFiles):
         self._dtype, self._width = np.dtype(dtype), width
         super().__init__(out, key, others=["ids"], header_bytes=HEADER_BYTES, resumable=resumable)
 
-    def _sizes(self, state: Mapping[str, Any]) -> Any:
-        if "ids_bytes" in state and isinstance(state.get("rows"), int):  # of an earlier version
-            row_bytes = self._width * self._dtype.itemsize
-            return {"": HEADER_BYTES + state["rows"] * row_bytes, "ids": state["ids_bytes"]}
-        return super()._sizes(state)
-
     def append(self, ids: Sequence[str], rows_NF: NDArray[Any], notes: Mapping[str, Any]) -> None:
         """Write a block.
 

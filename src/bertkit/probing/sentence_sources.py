@@ -69,12 +69,24 @@ def read_texts(
         corpus = open_corpus(others, offline=offline)
         hashes |= corpus.hashes
         streams.append(_sentences(corpus.documents()))
-    counter = _Counter()
-    sentences = (counter.unique if unique else counter.all)(chain.from_iterable(streams))
-    drawn = _drawn(sentences, most, Draw(seed, "probe"))
+    available = repeats = 0
+    seen: set[int] = set()
+
+    def counted() -> Iterator[Sentence]:
+        nonlocal available, repeats
+        for sentence in chain.from_iterable(streams):
+            available += 1
+            if unique and (key := hash(sentence.words or sentence.text)) in seen:
+                repeats += 1
+                continue
+            if unique:
+                seen.add(key)
+            yield sentence
+
+    drawn = _drawn(counted(), most, Draw(seed, "probe"))
     if not drawn:
         raise DataError(f"{', '.join(sources)}: contains no sentences")
-    return DrawnSentences(drawn, counter.count, counter.repeats, hashes)
+    return DrawnSentences(drawn, available, repeats, hashes)
 
 
 def existing(source: str, *, option: str = "--data") -> Path:
@@ -94,28 +106,6 @@ def existing(source: str, *, option: str = "--data") -> Path:
 def is_treebank(source: str) -> bool:
     """Whether a source's name is that of a CoNLL-U treebank."""
     return ending(Path(source)) == TREEBANK
-
-
-class _Counter:
-    """Counts sentences, and skipped repeats, while they are read."""
-
-    def __init__(self) -> None:
-        self.count = self.repeats = 0
-
-    def all(self, sentences: Iterable[Sentence]) -> Iterator[Sentence]:
-        for sentence in sentences:
-            self.count += 1
-            yield sentence
-
-    def unique(self, sentences: Iterable[Sentence]) -> Iterator[Sentence]:
-        seen: set[int] = set()
-        for sentence in self.all(sentences):
-            key = hash(sentence.words or sentence.text)
-            if key in seen:
-                self.repeats += 1
-                continue
-            seen.add(key)
-            yield sentence
 
 
 def _drawn(sentences: Iterable[Sentence], most: int | None, draw: Draw) -> list[Sentence]:

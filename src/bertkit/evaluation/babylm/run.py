@@ -8,8 +8,8 @@ rule there, and its official name to submission.BACKENDS.
 
 from __future__ import annotations
 
-import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +49,8 @@ from bertkit.evaluation.run import (
     single_score,
 )
 from bertkit.evaluation.settings import BabylmSettings
-from bertkit.files import open_text_to_write, sha256_of
+from bertkit.files import sha256_of
+from bertkit.finetuning.report import write_lines
 from bertkit.metrics.regression import spearman_value
 from bertkit.metrics.statistics import bootstrap_interval
 from bertkit.models.headed import SCORING_RULE
@@ -355,22 +356,14 @@ def _protocol(rule: type[ScoringRule], settings: BabylmSettings) -> dict[str, An
 
 def _write_predictions(run: RunDirectory, task: str, answered: Sequence[ScoredItem]) -> None:
     """Write one line per item: the scores of its texts, and the number of the chosen one."""
-    directory = run.path / "predictions"
-    directory.mkdir(exist_ok=True)
-    counts: dict[str, int] = {}
-    with open_text_to_write(directory / f"{task}.jsonl") as file:
-        for each in answered:
-            subset = each.choice.subset
-            row = {
-                "task": task,
-                "subset": subset,
-                "id": f"{subset}_{counts.setdefault(subset, 0)}",
-                "prediction": each.chosen,
-                "tied": each.tied,
-                "nats": list(each.log_p),
-            }
-            counts[subset] += 1
-            file.write(json.dumps(row) + "\n")
+    counts = Counter[str]()
+    rows = []
+    for each in answered:
+        subset = each.choice.subset
+        chosen = {"prediction": each.chosen, "tied": each.tied, "nats": list(each.log_p)}
+        rows.append({"task": task, "subset": subset, "id": f"{subset}_{counts[subset]}", **chosen})
+        counts[subset] += 1
+    write_lines(run.path / "predictions" / f"{task}.jsonl", rows)
 
 
 def _files(path: Path) -> list[Path]:

@@ -57,13 +57,7 @@ class HeadDistances:
         return places[self._draw.uniform("token", sample=sentence.number, position=places) < self._share]
 
     def means(self) -> Float64Array:
-        """Mean divergence of every two heads, (A, A), in nats.
-
-        Raises:
-            ValueError: no token was used.
-        """
-        if not self.tokens:
-            raise ValueError("no token was drawn to compare heads on")
+        """Mean divergence of every two heads, (A, A), in nats."""
         return self._sums_AA / self.tokens
 
 
