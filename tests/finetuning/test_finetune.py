@@ -18,6 +18,7 @@ from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe, changed
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_order import EpochOrder, TaskOrder
+from bertkit.models.files.hub import find_model
 from bertkit.models.labels import Labels
 from bertkit.progress import silent_progress
 from bertkit.tasks.readers import Columns
@@ -282,7 +283,10 @@ def test_a_grid_is_chosen_from_on_dev_and_the_choice_recorded(place: Place) -> N
 
 
 @pytest.mark.parametrize("method", ["{name: frozen}", "{name: gradual}", "{name: lora, rank: 3}"])
-def test_a_method_trains_its_parameters_alone(place: Place, method: str) -> None:
+def test_a_method_trains_its_parameters_alone(
+    place: Place, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And LoRA's updates, as an adapter, give the trained model."""
     from safetensors.torch import load_file
 
     outcome = place.run(f"method={method}", "optimisation.max_steps=8")
@@ -301,6 +305,10 @@ def test_a_method_trains_its_parameters_alone(place: Place, method: str) -> None
     else:
         assert {name.rsplit(".", 2)[-2] for name in encoder} == {"query", "value"}
         assert all(torch.linalg.matrix_rank(after[name] - before[name], atol=1e-5) <= 3 for name in encoder)
+        monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path / "cache"))
+        merged = load_file(find_model(str(outcome.run.model / "adapter")) / "model.safetensors")
+        assert all(torch.equal(merged[name], tensor) for name, tensor in after.items())
+    assert (outcome.run.model / "adapter").exists() == ("lora" in method)
     memory = [finetuning_plan(place.request(each))["memory_mb"] for each in (f"method={method}", "method={name: full}")]
     assert memory[0] < memory[1] or "gradual" in method, "what is never trained has no gradients and moments"
 

@@ -11,7 +11,7 @@ on one task, the best evaluation has the best mean over tasks, and names are pre
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from bertkit.data.stream import prefetch
 from bertkit.finetuning.data import Prepared
 from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.loss_terms import TaskTerms
+from bertkit.finetuning.methods.lora import Lora
 from bertkit.finetuning.methods.setfit import PairTerms, Setfit
 from bertkit.finetuning.multitask import joined, save_joined, task_seed
 from bertkit.finetuning.own_data import write_split
@@ -35,6 +36,8 @@ from bertkit.finetuning.task_trainer import Predictions, TaskTrainer
 from bertkit.metrics import signed_score
 from bertkit.metrics.base import Scores
 from bertkit.metrics.statistics import summarise
+from bertkit.models.files.adapter_writing import ADAPTED_HEADS, ADAPTER, write_adapter
+from bertkit.models.files.hub import read_config
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.ranks import current
@@ -274,6 +277,7 @@ class Finetuner(Trainer[TaskBatch]):
             copy_weights(self.model, self.best_weights)
         else:
             self.take_average()
+        adapter = self._adapter()
         self.recipe.method.finish(self.model)
         predictions: list[Predictions] = []
         tuned: list[dict[str, Any]] = []
@@ -287,12 +291,36 @@ class Finetuner(Trainer[TaskBatch]):
             tuned.append(settings)
         models = {task_trainer.name: task_trainer.model for task_trainer in self.task_trainers}
         tokenizer = self.task_trainers[0].prepared.tokenizer
-        self.write_model(partial(self._save, models, tokenizer))
+        self.write_model(partial(self._save, models, tokenizer, adapter))
         return self.results(predictions, self._labelled(tuned))
 
-    def _save(self, models: Mapping[str, HeadedModel], tokenizer: Tokenizer, directory: Path) -> None:
+    def _adapter(self) -> Callable[[Path], object] | None:
+        """Writes the updates of LoRA as an adapter; None if they are none of a classifier of one task."""
+        recipe, prepared = self.recipe, self.task_trainers[0].prepared
+        if recipe.model is None or len(self.task_trainers) > 1 or not isinstance(recipe.method, Lora):
+            return None
+        _, contents = read_config(prepared.model_directory)
+        if prepared.task.head not in ADAPTED_HEADS or contents["vocab_size"] != self.model.encoder.vocab_size:
+            return None
+        return partial(
+            write_adapter,
+            self.model,
+            recipe.method.updates(self.model),
+            scale=recipe.method.alpha / recipe.method.rank,
+            base=str(prepared.model_directory.resolve()) if Path(recipe.model).exists() else recipe.model,
+        )
+
+    def _save(
+        self,
+        models: Mapping[str, HeadedModel],
+        tokenizer: Tokenizer,
+        write_updates: Callable[[Path], object] | None,
+        directory: Path,
+    ) -> None:
         """Write the model's directory; for a sentence embedder with its additional files."""
         save_joined(self.model, models, tokenizer, directory)
+        if write_updates is not None:
+            write_updates(directory / ADAPTER)
         for each in self.task_trainers:
             where, width = directory if len(models) == 1 else directory / each.name, each.model.encoder.width
             if isinstance(each.task, Embedding):

@@ -1,7 +1,7 @@
 """Low-rank updates of chosen linear maps.
 
 Hu et al. 2021, LoRA, arXiv:2106.09685, section 4. The result is a plain model: the updates are merged into the
-weights at the end.
+weights at the end. A model of one task also has them in its subdirectory `adapter`, as an adapter of PEFT.
 
 Shapes: D width in, F width out, R rank.
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from bertkit.errors import UsageError
+from bertkit.models.files.adapter_writing import LowRank
 from bertkit.models.headed import HeadedModel
 from bertkit.training.method import Method, TrainingData
 
@@ -51,6 +52,12 @@ class Lora(Method):
         for part in model.modules():
             if isinstance(part, nn.Linear) and parametrize.is_parametrized(part, "weight"):
                 parametrize.remove_parametrizations(part, "weight", leave_parametrized=True)
+
+    def updates(self, model: HeadedModel) -> dict[str, LowRank]:
+        """The updates of a model that is not finished yet, by the name of the weight."""
+        adapted = ((name, part) for name, part in model.named_modules() if parametrize.is_parametrized(part, "weight"))
+        lists = {f"{name}.weight": part.parametrizations.weight for name, part in adapted}
+        return {name: LowRank(each.up_FR, each.down_RD) for name, (each,) in lists.items()}
 
     def _targets(self, model: HeadedModel) -> list[nn.Linear]:
         linear = {name: part for name, part in model.encoder.named_modules() if isinstance(part, nn.Linear)}

@@ -3,7 +3,7 @@
 Hu et al. 2021, LoRA, arXiv:2106.09685, section 4.1; Kalajdzievski 2023, rsLoRA, arXiv:2312.03732; Liu et al. 2024,
 DoRA, arXiv:2402.09353, section 4. Files of `peft`: adapter_config.json and adapter_model.safetensors, whose names are
 those of the model's class in `transformers`, after `base_model.model.`. Sibling model_files.py finds the model, and
-writes the merged one to the cache.
+writes the merged one to the cache; adapter_writing.py is the inverse, for the method `lora`.
 
 Shapes: D width in, F width out, R rank.
 """
@@ -25,7 +25,7 @@ from bertkit.models.labels import Labels
 
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_HEADS = {
+HEADS = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
     "QUESTION_ANS": "ForQuestionAnswering",
@@ -132,7 +132,7 @@ def changed_config(
 ) -> dict[str, Any]:
     """The keys of config.json that an adapter changes: the model's class, and its labels if their number differs."""
     changed: dict[str, Any] = {"dtype": "float32"}
-    ending = _HEADS.get(str(settings.get("task_type")))
+    ending = HEADS.get(str(settings.get("task_type")))
     names = contents.get("architectures") or []
     if ending is not None and names:
         changed["architectures"] = [re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", names[0]) + ending]
