@@ -31,7 +31,6 @@ from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.study.check import check_measures
 from bertkit.study.measure_settings import FinetuneMeasure, MlmMeasure
-from bertkit.study.measured_data import measures_sha256
 from bertkit.study.measurer import Measurer
 from bertkit.study.run import run_study
 from bertkit.study.settings import Study
@@ -226,10 +225,9 @@ def test_a_task_without_a_dev_split_is_measured_on_test(tmp_path: Path) -> None:
         (tmp_path / f"{split}.txt").write_text("The DT B-NP\ncat NN I-NP\n\n" * 3, encoding="utf-8")
     measure = FinetuneMeasure(kind="finetune", task="conll2000", directory=str(tmp_path))
     of = Study.model_validate(study(name="t", measures={"chunks": measure.model_dump(), "other": None}))
-    check_measures(of, offline=True)
-    before = measures_sha256(of, offline=True)
+    before = check_measures(of, offline=True)
     (tmp_path / "test.txt").write_text("A DT B-NP\ncat NN I-NP\n\n", encoding="utf-8")
-    assert measures_sha256(of, offline=True) != before
+    assert check_measures(of, offline=True) != before
 
 
 def test_a_tasks_file_is_found_from_the_data_folder_and_recorded_in_full(tmp_path: Path) -> None:

@@ -7,15 +7,16 @@ finds all errors in the arms.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, DataError, UsageError
 from bertkit.evaluation.blimp import chosen_paradigms
 from bertkit.evaluation.settings import BlimpSettings
+from bertkit.files import joint_sha256, json_sha256, sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
-from bertkit.finetuning.data import watched_splits
+from bertkit.finetuning.data import splits_sha256, watched_splits
 from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import files_of
 from bertkit.metrics import LOWER_IS_BETTER
@@ -131,17 +132,22 @@ def masked_lm_companion(recipe: Recipe) -> str | None:
     return next((name for name in learners if name in companions), None)
 
 
-def check_measures(study: Study, *, offline: bool) -> None:
+def check_measures(study: Study, *, offline: bool) -> str | None:
     """Check the data of every measure by reading it.
+
+    Returns:
+        The hash of the data of all measures, by which a finished study is found again; None if the runs' own held-out
+        text is all that they read.
 
     Raises:
         UsageError: prefixed with the measure's name.
         DataError: all measures with missing or faulty data, each with its name, and how to leave them out.
     """
     faulty: dict[str, str] = {}
+    hashes: list[str] = []
     for name, measure in study.measures.items():
         try:
-            _check(measure, offline=offline)
+            hashes += _check(measure, offline=offline)
         except DataError as error:
             other = f"; another text will do, if no run is trained on it: --set measures.{name}.data=[FILE]"
             faulty[name] = f"measures.{name}: {error}{other if isinstance(measure, MlmMeasure) else ''}"
@@ -153,21 +159,25 @@ def check_measures(study: Study, *, offline: bool) -> None:
             others = ", ".join(name for name in study.measures if name not in faulty)
             without += f" --set choose.by=NAME, with another measure for the choice ({others or 'none is left'})"
         raise DataError("\n".join([*faulty.values(), f"to run without these data: {without}"]))
+    return joint_sha256(hashes) if hashes else None
 
 
-def _check(measure: MeasureSettings, *, offline: bool) -> None:
+def _check(measure: MeasureSettings, *, offline: bool) -> Iterator[str]:
+    """Check the data of a measure by reading it; the hash of each part."""
     if isinstance(measure, MlmMeasure):
-        open_corpus(measure.data, offline=offline)
+        yield open_corpus(measure.data, offline=offline).fingerprint
     elif isinstance(measure, BlimpMeasure):
-        chosen_paradigms(Path(measure.directory), BlimpSettings(pairs=measure.pairs, only=measure.only))
+        chosen = chosen_paradigms(Path(measure.directory), BlimpSettings(pairs=measure.pairs, only=measure.only))
+        yield from map(sha256_of, dict.fromkeys(paradigm.path for paradigm in chosen))
     elif isinstance(measure, LayersMeasure):
         given = [file for file in (measure.data, measure.test_data) if file is not None]
         files = [existing(file, option="the labelled sentences") for file in given]
         for file in files:
             labelled = read_labelled(file, task_of_file(files[0]))
             check_tasks([measure.task], list(dict.fromkeys(name for each in labelled for name in each.targets)))
+        yield from map(sha256_of, files)
     elif isinstance(measure, FinetuneMeasure):
-        _check_task(measure, offline=offline)
+        yield from _check_task(measure, offline=offline)
     else:
         assert isinstance(measure, HeldOutMeasure), measure  # measured by pretraining, without further data
 
@@ -190,7 +200,7 @@ def finetune_arguments(measure: FinetuneMeasure, model: str, **more: Any) -> Fin
     )
 
 
-def _check_task(measure: FinetuneMeasure, *, offline: bool) -> None:
+def _check_task(measure: FinetuneMeasure, *, offline: bool) -> Iterator[str]:
     recipe = finetune_arguments(measure, "a model").requested()
     spec, task = recipe.specs[0], recipe.task
     if measure.metric is not None and measure.metric not in spec.metrics:
@@ -198,9 +208,12 @@ def _check_task(measure: FinetuneMeasure, *, offline: bool) -> None:
     if measure.metric is None and measure.higher_is_better is None and spec.primary in LOWER_IS_BETTER:
         raise UsageError(f"metric: lower is better for {spec.primary}, the first metric of {spec.name}; name it here")
     if isinstance(task, CustomTask):
-        missing: Sequence[str] = [file for file in files_of(task).values() if not Path(file).exists()]
-        if missing:
+        files = [Path(file) for file in files_of(task).values()]
+        if missing := [file for file in files if not file.exists()]:
             raise DataError(f"{missing[0]}: no such file")
+        yield json_sha256(task.model_dump(mode="json"))
+        yield from map(sha256_of, files)
         return
-    for split in ("train", *watched_splits(spec)):
-        load_split(spec, split, measure.directory, offline=offline)
+    watched = watched_splits(spec)
+    splits = {name: load_split(spec, name, measure.directory, offline=offline) for name in ("train", *watched)}
+    yield splits_sha256({name: splits[name] for name in ("train", watched[0])})

@@ -22,7 +22,6 @@ from bertkit.recipe.hashing import what_hash
 from bertkit.run.finished import INITIAL_FINGERPRINT, MEASURES_FINGERPRINT
 from bertkit.study.budget import StepCost, cost_key, step_cost
 from bertkit.study.check import check_measurable, check_measures, check_recipes
-from bertkit.study.measured_data import measures_sha256
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import (
     StudyRun,
@@ -65,6 +64,11 @@ class PlannedStudy:
             pretrain_arguments(self.study, study_run, steps, cache=self.cache, offline=self.offline), study_run.arm
         )
 
+    @cached_property
+    def measures_sha256(self) -> str | None:
+        """The hash of the data of all measures, which are checked; see `check_measures`."""
+        return check_measures(self.study, offline=self.offline)
+
     def check(self) -> None:
         """Check recipes, measures and data before the first step.
 
@@ -73,7 +77,7 @@ class PlannedStudy:
         """
         check_recipes(self.study, self.recipes)
         check_measurable(self.study, {arm: own[0][1] for arm, own in self.recipes.items()})
-        check_measures(self.study, offline=self.offline)
+        _ = self.measures_sha256
 
     def runs(self, chosen: Mapping[str, Mapping[str, Any]] | None = None) -> list[StudyRun]:
         """All runs; scored runs use the chosen settings, or an arm's first setting if nothing is chosen yet.
@@ -113,7 +117,7 @@ class PlannedStudy:
             arguments = PretrainArguments(cache=self.cache, offline=self.offline)
             hashes = [each for recipe in started.values() for each in arguments.fingerprints(recipe).values()]
             found[INITIAL_FINGERPRINT] = joint_sha256(filter(None, hashes))
-        measures = measures_sha256(self.study, offline=self.offline)
+        measures = self.measures_sha256
         return found if measures is None else found | {MEASURES_FINGERPRINT: measures}
 
     def commits(self) -> dict[str, str]:
