@@ -199,37 +199,36 @@ def _run(arguments: Sequence[str]) -> tuple[int, str | None]:
         if not isinstance(end.__context__, BrokenPipeError):  # after which typer and rich end the process
             raise
         return _leave_output()
-    except OSError as error:
-        if error.errno not in _MACHINE_ERRORS:
+    except Exception as error:
+        if (message := _data_error(error)) is None:
             return _report_bug(error)
         console.debug("".join(traceback.format_exception(error)))
-        return _report(DataError(_of_the_machine(error, _MACHINE_ERRORS[error.errno])))
-    except (MemoryError, RuntimeError, ImportError) as error:
-        if is_out_of_memory(error):
-            console.debug("".join(traceback.format_exception(error)))
-            return _report(DataError(f"out of memory: {first_line(error)}; {_OUT_OF_MEMORY}"))
-        if is_of_installation(error):
-            console.debug("".join(traceback.format_exception(error)))
-            return _report(DataError(f"{first_line(error)}; {REINSTALL}"))
-        if str(error).startswith("Symlink loop"):  # pathlib's form of ELOOP
-            return _report(DataError(f"{error}; {_MACHINE_ERRORS[errno.ELOOP]}"))
-        if not str(error).startswith("Could not determine home directory"):  # pathlib's for `~` and `~NAME`
-            return _report_bug(error)
-        console.debug("".join(traceback.format_exception(error)))
-        return _report(DataError("a path begins with ~, but there is no such user or home directory; write it in full"))
-    except UnicodeEncodeError as error:
-        if error.encoding != "utf-8":
-            return _report_bug(error)
-        console.debug("".join(traceback.format_exception(error)))
-        return _report(
-            DataError(f"{error.object[:60]!r}: invalid Unicode at character {error.start}; correct the data")
-        )
-    except Exception as bug:
-        return _report_bug(bug)
+        return _report(DataError(message))
     if code == INTERRUPTED:
         console.stopped("interrupted")
         return code, "interrupted"
     return code if isinstance(code, int) else 0, None
+
+
+def _data_error(error: Exception) -> str | None:
+    """The message of an error that the data, the machine or the installation cause; None if it is a bug."""
+    text = str(error)
+    if isinstance(error, OSError):
+        remedy = _MACHINE_ERRORS.get(error.errno or 0)
+        return None if remedy is None else _of_the_machine(error, remedy)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        return f"{error.object[:60]!r}: invalid Unicode at character {error.start}; correct the data"
+    if not isinstance(error, MemoryError | RuntimeError | ImportError):
+        return None
+    if is_out_of_memory(error):
+        return f"out of memory: {first_line(error)}; {_OUT_OF_MEMORY}"
+    if is_of_installation(error):
+        return f"{first_line(error)}; {REINSTALL}"
+    if text.startswith("Symlink loop"):  # pathlib's form of ELOOP
+        return f"{text}; {_MACHINE_ERRORS[errno.ELOOP]}"
+    if text.startswith("Could not determine home directory"):  # pathlib's for `~` and `~NAME`
+        return "a path begins with ~, but there is no such user or home directory; write it in full"
+    return None
 
 
 def _of_the_machine(error: OSError, remedy: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bertkit.cli.console import console, result
-from bertkit.cli.generated_options import FromField, Options
+from bertkit.cli.generated_options import FromField, Options, spelled
 from bertkit.cli.options import (
     COMMON_PANEL,
     READING,
@@ -31,21 +31,19 @@ from bertkit.cli.options import (
     validated,
 )
 from bertkit.errors import UsageError
+from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.progress import silent_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from bertkit.inference.embed import AnyEmbedder, InputText
-    from bertkit.inference.embed_settings import EmbedSettings
     from bertkit.inference.embedder import Embedder
     from bertkit.tasks.readers.delimited import RowsOrBad
     from bertkit.training.engine import Engine
 
     Documents = Callable[[list[InputText]], tuple[Any, Iterator[dict[str, Any]]]]
     """Computes a block: its vectors with counts of its texts, and one JSON document per text."""
-
-SETTINGS = "bertkit.inference.embed_settings:EmbedSettings"
 
 TextFile = Annotated[
     Path | None,
@@ -157,34 +155,6 @@ class EmbedOutput(Common):
     ] = False
 
 
-@dataclass(frozen=True)
-class VectorOptions(Options):
-    """The form of the vectors."""
-
-    dtype: Annotated[
-        Literal["float32", "bf16", "int8", "binary"] | None, FromField(SETTINGS, "dtype", shows_default=True)
-    ] = None
-    normalise: Annotated[
-        bool, option("--normalise", "--normalize", metavar="", help="Scale each vector to unit length.")
-    ] = False
-    truncate: Annotated[int | None, FromField(SETTINGS, "truncate", "--truncate DIM")] = None
-    long: Annotated[Literal["error", "cut", "window"] | None, FromField(SETTINGS, "long", shows_default=True)] = None
-    max_length: Annotated[int | None, FromField(SETTINGS, "max_length")] = None
-    prompt: Annotated[str | None, FromField(SETTINGS, "prompt")] = None
-
-    @property
-    def settings(self) -> EmbedSettings:
-        """The given settings, with defaults for the others.
-
-        Raises:
-            UsageError: a value is not valid.
-        """
-        from bertkit.inference.embed_settings import EmbedSettings
-        from bertkit.recipe.resolve import Override
-
-        return validated(EmbedSettings, [*recipe_overrides(self), Override("normalise", self.normalise)])
-
-
 def embed(
     file: TextFile = None,
     model: Model = None,
@@ -202,7 +172,10 @@ def embed(
     ] = None,
     *,
     reading: TextReadOptions,
-    vectors: VectorOptions,
+    settings: Annotated[EmbedSettings, spelled(without=("normalise",), truncate="--truncate DIM")],
+    normalise: Annotated[
+        bool, option("--normalise", "--normalize", metavar="", help="Scale each vector to unit length.")
+    ] = False,
     computing: Computing,
     side_by_side: ParallelRunOptions,
     common: EmbedOutput,
@@ -228,7 +201,7 @@ def embed(
     if out is not None:
         form_of_output(out, {**FORMS, **SPARSE_FORMS})
         require_output(out, path)
-    settings = vectors.settings
+    settings = settings.model_copy(update={"normalise": normalise})
     if prompt_name is not None and settings.prompt is not None:
         raise UsageError("--prompt-name and --prompt: give one of them")
     embedder = computing.embedder(model_or_default(model), max_tokens=settings.max_length, offline=common.offline)

@@ -5,14 +5,13 @@ Siblings eval_suites.py and eval_tasks.py evaluate models.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bertkit.cli.console import console, figure, result
-from bertkit.cli.options import Common, Output, RunDir, keep_log
+from bertkit.cli.options import Output, Recording, RunDir
 from bertkit.errors import CheckError, UsageError
 from bertkit.files import shown_path
 from bertkit.run import runs_root
@@ -75,7 +74,7 @@ def ensemble(
     ],
     run_dir: RunDir = None,
     *,
-    common: Common,
+    common: Recording,
 ) -> None:
     """Average the saved predictions of several runs, score them and write them: `bertkit eval ensemble RUN RUN RUN`"""
     from bertkit.evaluation.ensemble import EnsembleArguments, evaluate_ensemble, members_of
@@ -87,15 +86,7 @@ def ensemble(
         raise UsageError(
             f"{shown_path(twice)}: is given twice, alone or in a suite, and would count double; name it once"
         )
-    request = EnsembleArguments(
-        runs=found,
-        runs_root=runs_root(),
-        run_dir=run_dir,
-        offline=common.offline,
-        command=sys.argv,
-        on_start=keep_log,
-    )
-    evaluated = evaluate_ensemble(request)
+    evaluated = evaluate_ensemble(EnsembleArguments(runs=found, **common.record_fields(run_dir)))
     _print_ensemble(evaluated.results)
     document = {**evaluated.document, "run": evaluated.run.path, "runs": evaluated.results["runs"]}
     result(document if common.as_json else evaluated.run.path, as_json=common.as_json)

@@ -5,15 +5,13 @@ Unlike the other suites it compares several models.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from bertkit.cli.console import brief, console, percent, result
+from bertkit.cli.console import brief, console, percent
 from bertkit.cli.generated_options import spelled
-from bertkit.cli.options import Common, Device, RunDir, keep_log, option
+from bertkit.cli.options import Device, Recording, RunDir, option
 from bertkit.evaluation.settings import SpeedSettings
-from bertkit.run import runs_root
 from bertkit.visible import number_of
 
 _BUSY = 0.9
@@ -53,7 +51,7 @@ def speed(
     methods: Methods = None,
     run_dir: RunDir = None,
     device: Device = None,
-    common: Common,
+    common: Recording,
 ) -> None:
     """Measure size and speed, next to scores: `bertkit eval speed --model TEACHER --model STUDENT --threads 1`
 
@@ -62,22 +60,13 @@ def speed(
     from bertkit.evaluation.run import MeasurementArguments
     from bertkit.evaluation.speed.run import evaluate_speed
 
-    request = MeasurementArguments(
-        device=device or "auto",
-        runs_root=runs_root(),
-        run_dir=run_dir,
-        offline=common.offline,
-        command=sys.argv,
-        on_start=keep_log,
-    )
+    request = MeasurementArguments(device=device or "auto", **common.record_fields(run_dir))
     evaluated = evaluate_speed(
         request, settings, results=results or (), methods=methods or (), progress=console.progress
     )
     _print(evaluated.results)
-    console.info(f"everything is in {evaluated.run.path}")
     more = ("threads", "device", "machine", "processor_share", "compression", "pareto")
-    document = {**evaluated.document, "run": evaluated.run.path, **{key: evaluated.results[key] for key in more}}
-    result(document if common.as_json else evaluated.run.path, as_json=common.as_json)
+    common.finish(evaluated.run, evaluated.document | {key: evaluated.results[key] for key in more})
 
 
 def _print(results: Mapping[str, Any]) -> None:

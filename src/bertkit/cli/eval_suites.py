@@ -5,7 +5,7 @@ The papers are cited in the suites. Sibling eval_tasks.py has the tasks for whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ from bertkit.evaluation.settings import BlimpSettings, LmSettings, MlmSettings, 
 from bertkit.visible import number_of, shell_word
 
 if TYPE_CHECKING:
-    from bertkit.evaluation.run import EvalArguments, EvaluationResult
+    from bertkit.evaluation.run import EvaluationResult
     from bertkit.settings import Settings
 
 MOST_ROWS = 24
@@ -54,10 +54,7 @@ def blimp(
     `bertkit eval blimp --model RUN --data-dir D`"""
     from bertkit.evaluation.blimp import evaluate_blimp
 
-    def evaluate(arguments: EvalArguments) -> EvaluationResult:
-        return evaluate_blimp(arguments, data_dir, settings, progress=console.progress)
-
-    _evaluate(model, settings, common, evaluate, _print_blimp)
+    _evaluate(evaluate_blimp, model, data_dir, settings, common, _print_blimp)
 
 
 def mlm(
@@ -71,10 +68,7 @@ def mlm(
     `bertkit eval mlm --model RUN --data new.txt`"""
     from bertkit.evaluation.mlm import evaluate_mlm
 
-    def evaluate(arguments: EvalArguments) -> EvaluationResult:
-        return evaluate_mlm(arguments, data or (), settings, progress=console.progress)
-
-    _evaluate(model, settings, common, evaluate, _print_mlm)
+    _evaluate(evaluate_mlm, model, data or (), settings, common, _print_mlm)
 
 
 def lm(
@@ -90,10 +84,7 @@ def lm(
     """
     from bertkit.evaluation.lm import evaluate_lm
 
-    def evaluate(arguments: EvalArguments) -> EvaluationResult:
-        return evaluate_lm(arguments, data or (), settings, progress=console.progress)
-
-    _evaluate(model, settings, common, evaluate, _print_lm)
+    _evaluate(evaluate_lm, model, data or (), settings, common, _print_lm)
 
 
 def surprisal(
@@ -114,10 +105,7 @@ def surprisal(
     `bertkit eval surprisal --model RUN --data sentences.txt`"""
     from bertkit.evaluation.surprisal import evaluate_surprisal
 
-    def evaluate(arguments: EvalArguments) -> EvaluationResult:
-        return evaluate_surprisal(arguments, data or (), settings, progress=console.progress)
-
-    _evaluate(model, settings, common, evaluate, _print_surprisal)
+    _evaluate(evaluate_surprisal, model, data or (), settings, common, _print_surprisal)
 
 
 def translation(
@@ -146,17 +134,23 @@ def translation(
 
 
 def _evaluate(
+    suite: Callable[..., EvaluationResult],
     models: list[str] | None,
+    data: Path | Sequence[str] | None,
     settings: Settings,
     common: Measuring,
-    evaluate: Callable[[EvalArguments], EvaluationResult],
     print_one: Callable[[EvaluationResult], None],
 ) -> None:
     """Evaluate and print a model, or several and their main figures."""
     from bertkit.evaluation.several import evaluate_each
 
     names = models or [model_or_default(None)]
-    evaluated = evaluate_each(eval_arguments(names[0], common), names, settings, evaluate)
+    evaluated = evaluate_each(
+        eval_arguments(names[0], common),
+        names,
+        settings,
+        lambda arguments: suite(arguments, data, settings, progress=console.progress),
+    )
     several = evaluated.results.get("models")
     if several is None:
         print_one(evaluated)

@@ -286,22 +286,14 @@ class Common(Output):
 
 
 @dataclass(frozen=True)
-class Measuring(Common):
-    """Options of commands that measure a model and write a run directory."""
+class Recording(Common):
+    """Options of commands that measure and write a run directory."""
 
-    batch_tokens: BatchTokens = None
-    run_dir: RunDir = None
-    fresh: Fresh = False
-    device: Device = None
-
-    def argument_fields(self) -> dict[str, Any]:
-        """These options as arguments of a measurement: `EvalArguments(model=..., **common.argument_fields())`."""
+    def record_fields(self, run_dir: Path | None) -> dict[str, Any]:
+        """The arguments of a measurement about its run."""
         return {
-            "device": self.device or "auto",
-            "batch_tokens": batch_tokens_of(self.batch_tokens),
             "runs_root": runs_root(),
-            "run_dir": self.run_dir,
-            "fresh": self.fresh,
+            "run_dir": run_dir,
             "offline": self.offline,
             "command": sys.argv,
             "on_start": keep_log,
@@ -311,6 +303,21 @@ class Measuring(Common):
         """The result on stdout: the document with the run's directory, or that alone."""
         console.info(f"everything is in {run.path}")
         result({**document, "run": run.path} if self.as_json else run.path, as_json=self.as_json)
+
+
+@dataclass(frozen=True)
+class Measuring(Recording):
+    """Options of commands that measure a model, by default in a new run."""
+
+    batch_tokens: BatchTokens = None
+    run_dir: RunDir = None
+    fresh: Fresh = False
+    device: Device = None
+
+    def argument_fields(self) -> dict[str, Any]:
+        """These options as arguments of a measurement: `EvalArguments(model=..., **common.argument_fields())`."""
+        own = {"device": self.device or "auto", "batch_tokens": batch_tokens_of(self.batch_tokens), "fresh": self.fresh}
+        return own | self.record_fields(self.run_dir)
 
 
 @dataclass(frozen=True)
