@@ -13,8 +13,13 @@ from tokenizers import Tokenizer as Backend
 from torch.nn import functional
 
 from bertkit.data.batch import PackedBatch
-from bertkit.finetuning.causal import CausalFinetuning, causal_loss, next_token_targets, predicted_tokens
-from bertkit.finetuning.delimiters import DELIMITERS
+from bertkit.finetuning.causal import (
+    DELIMITERS,
+    CausalFinetuning,
+    causal_loss,
+    next_token_targets,
+    predicted_tokens,
+)
 from bertkit.models.conversion.convert import with_more_tokens
 from bertkit.models.families.elmo import Elmo, ElmoConfig
 from bertkit.models.families.gpt2 import Gpt2Config

@@ -1,8 +1,9 @@
 """Fine-tuning of a causal model as in GPT: an additional language-modelling loss, and tokens around the texts.
 
 Radford et al. 2018, GPT, sections 3.2 (equation 5: the task's loss plus lambda times the language model's, lambda 0.5)
-and 3.3 (start, delimiter and extract tokens); values as in openai/finetune-transformer-lm, train.py. There the language
-model's loss is averaged over each sequence's tokens and then over sequences; here over the batch's tokens.
+and 3.3 (start, delimiter and extract tokens, appended to the vocabulary); values and names as in
+openai/finetune-transformer-lm, train.py. There the language model's loss is averaged over each sequence's tokens and
+then over sequences; here over the batch's tokens.
 
 Shapes: T packed tokens, B sequences, D width, M predicted tokens.
 """
@@ -12,21 +13,24 @@ from __future__ import annotations
 import logging
 
 from pydantic import Field
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
 from torch import Tensor
 
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
-from bertkit.finetuning.delimiters import has_delimiters, with_closing_separator, with_delimiters
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.settings import Settings
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.tokenizer_files import template
 
 log = logging.getLogger(__name__)
 
 HEAD = "causal_lm"
+START, DELIMITER, EXTRACT = DELIMITERS = ("_start_", "_delimiter_", "_classify_")
 
 
 class CausalFinetuning(Settings):
@@ -63,6 +67,32 @@ class CausalFinetuning(Settings):
             return with_delimiters(tokenizer)
         log.info("causal.delimiters: the vocabulary's own special tokens around texts are used in place of GPT's")
         return tokenizer if own.frames[-1] else with_closing_separator(tokenizer)
+
+
+def has_delimiters(tokenizer: Tokenizer) -> bool:
+    """Whether the vocabulary contains all three."""
+    return all(tokenizer.id(token) is not None for token in DELIMITERS)
+
+
+def with_delimiters(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer with the three tokens, which frame every text and pair; all its ids are kept."""
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens(list(DELIMITERS))
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {EXTRACT}",
+        pair=f"{START} $A {DELIMITER} $B {EXTRACT}",
+        special_tokens=[(token, backend.token_to_id(token)) for token in DELIMITERS],
+    )
+    return Tokenizer(backend, tokenizer.roles, lowercases=tokenizer.lowercases)
+
+
+def with_closing_separator(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer with [CLS] and [SEP] whose texts end with [SEP], which takes the place of the token whose state is
+    classified."""
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    closed = Tokenizer(backend, tokenizer.roles, lowercases=tokenizer.lowercases)
+    backend.post_processor = template(closed, "bert")
+    return closed
 
 
 def next_token_targets(batch: PackedBatch) -> tuple[Tensor, Tensor]:

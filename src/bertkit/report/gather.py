@@ -15,7 +15,6 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -152,7 +151,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         "recipe": record["recipe"],
         "seed": record.get("seed"),
         "started": str(record["started"])[:16].replace("T", " "),
-        "took": _took(record),
+        "took": _took(run),
         "steps": f"{run.steps:,}" if run.steps else None,
         "tokens": f"{record['tokens']:,}" if record.get("tokens") else None,
         "training FLOPs": f"{flops:.3g}" if flops else None,
@@ -168,14 +167,10 @@ def _facts(run: RunDirectory) -> dict[str, str]:
     return {name: visible(str(value)) for name, value in rows.items() if value is not None}
 
 
-def _took(record: Mapping[str, Any]) -> str | None:
+def _took(run: RunDirectory) -> str | None:
     """Hours and minutes between the start and the end of all attempts."""
     try:
-        seconds = sum(
-            (datetime.fromisoformat(each["ended"]) - datetime.fromisoformat(each["started"])).total_seconds()
-            for each in record["attempts"]
-            if each.get("ended")
-        )
+        seconds = run.seconds_before()
     except (KeyError, TypeError, ValueError):
         return None
     hours, minutes = divmod(round(seconds / 60), 60)
