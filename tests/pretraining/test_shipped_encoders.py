@@ -27,7 +27,7 @@ def modernbert_sizes(micro: int, full: int, ramp_tokens: float) -> Callable[[flo
     )
 
 
-def _tokens(stage: Stage) -> int:
+def tokens_of(stage: Stage) -> int:
     """Tokens of a stage if all its sequences are full."""
     recipe = stage.recipe
     return stage.sequences() * recipe.data.sequence_length
@@ -87,6 +87,20 @@ def test_nomic_bert_has_the_values_of_its_file() -> None:
     assert (optimizer.clip_norm, schedule.name, schedule.peak, schedule.warmup_share) == (None, "linear", 5e-4, 0.06)
     assert (optimisation.batch_sequences, optimisation.passes) == (1024 * 4, 160)
     assert (recipe.data.sequence_length, recipe.objectives[0].model_dump()["rate"]) == (2048, 0.3)
+
+
+def test_retromae_has_the_values_of_its_readme() -> None:
+    recipe = load_recipe("retromae")
+    optimizer, schedule = recipe.optimisation.optimizer, recipe.optimisation.schedule
+    assert (optimizer.betas, optimizer.eps, optimizer.bias_correction) == ((0.9, 0.999), 1e-8, True)
+    assert (optimizer.weight_decay, optimizer.clip_norm) == (0.01, 1.0)
+    assert (schedule.name, schedule.peak, schedule.warmup_share) == ("linear", 1e-4, 0.1)
+    assert (recipe.optimisation.batch_sequences, recipe.optimisation.passes) == (32 * 8, 8)
+    masked, decoded = recipe.objectives
+    assert (masked.term, masked.rate, masked.units.name, masked.weight) == ("masked_lm", 0.3, "words", 1.0)
+    assert (decoded.term, decoded.rate, decoded.units.name, decoded.weight) == ("enhanced_decoding", 0.5, "words", 1.0)
+    assert recipe.data.sequence_length == 512
+    assert recipe.init == recipe.tokenizer.path == "google-bert/bert-base-uncased"
 
 
 def test_mpnet_has_the_values_of_its_code_and_readme() -> None:
@@ -165,6 +179,19 @@ def test_roberta_has_the_values_of_its_table_9() -> None:
         assert recipe.model.max_tokens == recipe.data.sequence_length == 512
 
 
+def test_xlm_roberta_has_the_languages_sampling_and_updates_of_its_paper() -> None:
+    for name, peak, warmup in (("xlm-roberta", 6e-4, 24_000), ("xlm-roberta-large", 4e-4, 30_000)):
+        recipe, roberta = load_recipe(name), load_recipe("roberta")
+        assert len(recipe.data.languages) == 98  # of 100, of which two are other scripts of Chinese and Burmese
+        assert recipe.data.language_smoothing == 0.3
+        assert (recipe.tokenizer.type, recipe.tokenizer.vocab_size) == ("unigram", 250_002)
+        assert (recipe.optimisation.steps, recipe.optimisation.batch_sequences) == (1_500_000, 8192)
+        assert (recipe.optimisation.schedule.peak, recipe.optimisation.schedule.warmup_steps) == (peak, warmup)
+        assert recipe.optimisation.optimizer == roberta.optimisation.optimizer
+        assert (recipe.objectives, recipe.data.layout) == (roberta.objectives, roberta.data.layout)
+        assert recipe.model.max_tokens == recipe.data.sequence_length == 512
+
+
 def test_albert_has_the_values_of_the_paper_and_its_code() -> None:
     for name, heads in (("base", 12), ("large", 16), ("xlarge", 16), ("xxlarge", 64)):
         recipe = load_recipe(f"albert-{name}")
@@ -233,7 +260,7 @@ def test_modernbert_has_the_tokens_batches_and_rates_of_its_files() -> None:
     ):
         recipe = load_recipe(name)
         stages = stages_of(recipe)
-        assert [_tokens(stage) for stage in stages] == pytest.approx(list(tokens), rel=1e-3)
+        assert [tokens_of(stage) for stage in stages] == pytest.approx(list(tokens), rel=1e-3)
         by_code, sizes = modernbert_sizes(micro, full, ramp), stages[0].batch_sizes
         for step in range(1, 30_000, 97):
             read = sizes.before(step) * 1024
@@ -380,4 +407,4 @@ def test_the_left_to_right_recipe_is_the_one_without_next_sentence_prediction_bu
     assert objective.model_dump() == {"weight": 1.0, "share": 1.0, "head": "masked_lm"}
     own = {"name", "title", "paper", "objective", "optimisation"}
     assert leftwards.model_dump(exclude=own) == without.model_dump(exclude=own)
-    assert [_tokens(stage) for stage in stages_of(leftwards)] == [_tokens(stage) for stage in stages_of(without)]
+    assert [tokens_of(stage) for stage in stages_of(leftwards)] == [tokens_of(stage) for stage in stages_of(without)]

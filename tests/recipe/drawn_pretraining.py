@@ -55,6 +55,7 @@ OBJECTIVES: list[list[Any]] = [
     ["masked_lm"],
     ["masked_lm", "next_sentence"],
     [_SPANS, "span_boundary"],
+    ["masked_lm", "enhanced_decoding"],
     ["masked_lm", {"replaced_token": {"generator_size": 0.5, "tie": "none"}}],
     ["two_tower_cloze", {"noise_contrastive": {"generator_size": 0.5, "tie": "none"}}],
     ["masked_lm", {"word_order": {"share": 0.15}}],
@@ -137,8 +138,8 @@ class PretrainingDraws:
         }
 
     def meaning(self, recipe: Recipe) -> Any:
-        """The recipe with null, and other ways to write the same value, replaced by what they mean; equal for
-        all whose stages do not fit."""
+        """The recipe with null, and other ways to write the same value, replaced by what they mean; None
+        if its stages do not fit."""
         data = recipe.model_dump(mode="json")
         tokenizer, model, optimisation = recipe.tokenizer, recipe.model, recipe.optimisation
         for name, value in data["model"].items():
@@ -207,6 +208,7 @@ class PretrainingDraws:
             # If the text is one document, or no document continues into the next, two of the layouts are the same.
             "layout": lambda recipe: _LAYOUTS[:2] if recipe.data.layout.choice.endswith("sentences") else _LAYOUTS,
             "units": lambda recipe: _units(recipe, files["lexicon.txt"]),
+            "enhanced_decoding.units": [{"name": "words"}, {"name": "pieces"}],
             "lexicon": [None, files["lexicon.txt"]],
             "field": ["spans", "more"],
             "min_count": [2, 5],

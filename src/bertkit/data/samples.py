@@ -30,7 +30,7 @@ class Targets:
         index_M: positions in T at which a prediction is made, ascending.
         id_M: the target at each position: the original token, or a label.
         places: other positions in T that a prediction reads, by name, each of shape M and in the same sequence.
-        columns: other numbers for each prediction, by name, each of shape M.
+        columns: other numbers for each prediction, by name, each of shape M, or with further dimensions.
     """
 
     index_M: Int64Array

@@ -35,6 +35,7 @@ HEAD_KINDS: dict[str, Reads] = {
     "next_sentence": "sequences",
     "sentence_order": "sequences",
     "sentence_structure": "sequences",
+    "enhanced_decoding": "tokens",
     "replaced_token": "tokens",
     "contextual_replaced_token": "tokens",
     "sequence_classification": "sequences",

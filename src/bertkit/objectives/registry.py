@@ -11,6 +11,7 @@ from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
 from bertkit.objectives.denoising import Denoising
 from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
+from bertkit.objectives.enhanced_decoding import EnhancedDecoding
 from bertkit.objectives.masked_diffusion import MaskedDiffusion
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masked_next_token import MaskedNextToken
@@ -42,6 +43,7 @@ register(BackwardLM)
 register(Capitalisation)
 register(CausalLM)
 register(Denoising)
+register(EnhancedDecoding)
 register(ForwardLM)
 register(MaskedDiffusion)
 register(MaskedLM)

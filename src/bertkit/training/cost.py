@@ -206,11 +206,17 @@ def _products(
             products += _predictions_of(head, predictions) * _vocabulary_weights(model, head)
         elif HEAD_KINDS[head] == "tokens":
             read = predictions.get(head, tokens) if isinstance(predictions, Mapping) else tokens
-            products += read * weights
+            products += read * weights + squared_lengths * _pair_products(model.get_submodule(head))
         else:
             pooler = _map_weights(model.get_submodule(POOLER)) if model.plans[head].pooled else 0
             products += sequences * (weights + pooler)
     return products
+
+
+def _pair_products(head: nn.Module) -> int:
+    """Multiply-adds of a head's attention for each pair of tokens: RetroMAE's decoder has one."""
+    attentions = (part for part in head.modules() if isinstance(part, SelfAttention))
+    return sum(attention.products_per_pair * attention.query.out_features for attention in attentions)
 
 
 def _products_of_stack(model: HeadedModel, tokens: float, squared_lengths: float) -> float:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Initializer, TransformerConfig
-from bertkit.models.heads import HeadPlan, classifier_plan, masked_lm_plan
+from bertkit.models.enhanced_decoder import DecodingAttention, EnhancedDecoder
+from bertkit.models.heads import HeadPlan, HeadShape, classifier_plan, masked_lm_plan
 from bertkit.models.layers import Activation, FeedForward, PostNormLayer, PreNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
@@ -77,7 +78,7 @@ class BertConfig(BertLikeConfig):
         return Bert(self, vocab_size)
 
     def heads(self) -> dict[str, HeadPlan]:
-        return bert_heads(self)
+        return {**bert_heads(self), "enhanced_decoding": enhanced_decoding_plan(self)}
 
 
 class MegatronBertConfig(BertLikeConfig):
@@ -133,6 +134,21 @@ def bert_heads(config: BertLikeConfig) -> dict[str, HeadPlan]:
         "span": classifier_plan(f"{classes}ForQuestionAnswering", dropout_rate=0.0, hub="qa_outputs", outputs=2),
         "multiple_choice": classifier_plan(f"{classes}ForMultipleChoice", dropout_rate=dropout, outputs=1, pooled=True),
     }
+
+
+def enhanced_decoding_plan(config: BertLikeConfig) -> HeadPlan:
+    """RetroMAE's decoder, for families with BERT's embeddings: a layer with the encoder's sizes and dropout."""
+
+    def build(shape: HeadShape) -> EnhancedDecoder:
+        attention = DecodingAttention(
+            shape.width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob
+        )
+        layer = bert_layer(PostNormLayer, attention, config, norm_eps=config.layer_norm_eps)
+        assert isinstance(layer, PostNormLayer)
+        return EnhancedDecoder(layer)
+
+    modules = [name.removeprefix("layers.{n}.") for name in POST_NORM_NAMES if name.startswith("layers.")]
+    return HeadPlan(None, build, {f"layer.{name}": f"pretraining.enhanced_decoding.{name}" for name in modules})
 
 
 def segment_types(batch: PackedBatch, table: nn.Embedding) -> Tensor:

@@ -21,7 +21,13 @@ from torch import Tensor
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.key_value_cache import CachedSequences
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, Encoder
-from bertkit.models.families.bert import POST_NORM_NAMES, BertStack, NormedEmbeddings, bert_layers
+from bertkit.models.families.bert import (
+    POST_NORM_NAMES,
+    BertStack,
+    NormedEmbeddings,
+    bert_layers,
+    enhanced_decoding_plan,
+)
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.weights import Names
@@ -76,12 +82,13 @@ class RobertaLikeConfig(BertLikeConfig):
         return Roberta(self, vocab_size, pad_id=pad_id)
 
     def heads(self) -> dict[str, HeadPlan]:
-        return roberta_heads(
+        own = roberta_heads(
             self.classes,
             norm_eps=self.layer_norm_eps,
             dropout_rate=self.task_dropout,
             choice_dropout_rate=self.hidden_dropout_prob,
         )
+        return {**own, "enhanced_decoding": enhanced_decoding_plan(self)}
 
 
 def roberta_heads(
