@@ -13,8 +13,8 @@ at the target's position. An order keeps apart what each token sees (`Samples.or
     predicted, number i    tokens that are not predicted, predicted ones up to i, masks after i
     query, number i        tokens that are not predicted, predicted ones before i, masks from i on
 
-Quirks left: the released code can also predict <s> and </s>, counts targets by the longest sequence of a batch, draws no
-special token at random, and can add the loss of the masked LM at the masks (`--return-mlm`, off by default).
+Quirks left: the released code can also predict <s> and </s>, counts targets by the longest sequence of a batch, draws
+no special token at random, and can add the loss of the masked LM at the masks (`--return-mlm`, off by default).
 
 Shapes: T packed tokens before and U after the change, B sequences, M predicted tokens.
 """
