@@ -348,6 +348,12 @@ def test_labels_of_dev_that_train_lacks_are_named_with_an_example() -> None:
     assert label_names(train, {"test": [TextExample("0", "x")]}) == ("neg", "pos")
 
 
+def test_labels_that_are_whole_texts_are_cut_in_the_error() -> None:
+    train = [TextExample(str(number), "good", None, f"{number} " + 50 * "long ") for number in range(2)]
+    with pytest.raises(DataError, match=r"train: '9 (long ){7}lon\.\.\.' \(example 9 has '9 (long ){7}lon\.\.\.'\)"):
+        label_names(train, {"dev": [TextExample("9", "good", None, "9 " + 50 * "long ")]})
+
+
 def test_scores_read_as_labels_are_not_all_listed() -> None:
     train = [TextExample(str(n), "x", None, f"{n}.25") for n in range(30)]
     with pytest.raises(DataError, match=r"'\d+\.25' and 10 more; .*; to predict numbers, give --kind regression$"):

@@ -15,6 +15,8 @@ from bertkit.tasks.readers.columns import is_iob
 
 _MOST_NAMED = 20
 """An error lists at most this many labels."""
+_MOST_CHARACTERS = 40
+"""Longer labels are cut in an error."""
 
 
 def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]] | None = None) -> tuple[str, ...]:
@@ -47,8 +49,9 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
         if lacking:
             name, ids = next(iter(lacking.items()))
             raise DataError(
-                f"{split}: labels that are not in train: {_listed(lacking)} (example {ids[0]} has {name!r}); train has "
-                f"{_listed(found)}; correct the spelling or add such examples{hint_of_numbers(found)}"
+                f"{split}: labels that are not in train: {_listed(lacking)} (example {ids[0]} has "
+                f"{_short(name)!r}); train has {_listed(found)}; correct the spelling or add such examples"
+                f"{hint_of_numbers(found)}"
             )
     return tuple(sorted(found, key=label_order))
 
@@ -65,7 +68,12 @@ def hint_of_numbers(labels: Collection[str]) -> str:
 
 def _listed(labels: Collection[str]) -> str:
     more = f" and {len(labels) - _MOST_NAMED:,} more" if len(labels) > _MOST_NAMED else ""
-    return ", ".join(map(repr, sorted(labels)[:_MOST_NAMED])) + more
+    return ", ".join(repr(_short(label)) for label in sorted(labels)[:_MOST_NAMED]) + more
+
+
+def _short(label: str) -> str:
+    """A label for an error; a whole text, if the wrong column was named, is cut."""
+    return label if len(label) <= _MOST_CHARACTERS else f"{label[:_MOST_CHARACTERS]}..."
 
 
 def _names(example: Example) -> Iterator[str]:
