@@ -1,13 +1,13 @@
 """Mutation testing: how many small faults, put into the numeric code one at a time, do the tests notice?
 
-    python -m benchmarks.mutation --scratch ../mutants metrics/spans training/clipping
+    python -m benchmarks.mutation --scratch ../mutants metrics/spans training/average=tests/training/test_trainer.py
 
 DeMillo, Lipton and Sayward 1978, Hints on test data selection. A mutant is a module with one changed operator, number,
-condition or aggregation (min, mean, any), or without a statement or returned value. The tests of its module, found by
-name and imports, run once under a line tracer; each mutant then meets only those that reach its line, the fastest
-first. It survives if all pass. A survivor is a hole in the tests, or equivalent to the original: each has to be read.
-Only the copy of the checkout in --scratch is changed, where tests run in limited processes. Statements that touch files
-or processes, conditions of `while`, messages and annotations are never changed.
+condition or aggregation (min, mean, any), or without a statement or returned value. The tests of its module, given or
+found by name and imports, run once under a line tracer; each mutant then meets only those that reach its line, the
+fastest first. It survives if all pass. A survivor is a hole in the tests, or equivalent to the original: each has to
+be read. Only the copy of the checkout in --scratch is changed, where tests run in limited processes. Statements that
+touch files or processes, conditions of `while`, messages and annotations are never changed.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def tests_of(name: str, scratch: Path) -> list[str]:
     """The test files that have a module's name or import it, or names of its package, in the folder of its tests."""
     *folders, stem = name.split("/")
     package = re.escape(".".join(("bertkit", *folders)))
-    imports = re.compile(rf"\b{package}\.{stem}\b|from {package} import \(?[A-Z]|from {package} import .*\b{stem}\b")
+    imports = re.compile(rf"\b{package}\.{stem}\b|from {package} import \(?\s*[A-Z]|from {package} import .*\b{stem}\b")
     files = sorted((scratch / "tests" / folders[0]).rglob("test_*.py"))
     return [str(file) for file in files if file.stem == f"test_{stem}" or imports.search(file.read_text("utf-8"))]
 
@@ -204,33 +204,31 @@ def tests_for(lines: range | None, reached: dict[str, list[str]], seconds: dict[
     return sorted(reaching[: max(1, fitting)], key=lambda test: test.partition("::")[0])
 
 
-def examine(name: str, scratch: Path) -> None:
-    """Sample mutants of a module, and print those that are not killed and a summary."""
+def examine(name: str, tests: list[str], scratch: Path) -> None:
+    """Sample mutants of a module, and print those that are not killed by its tests and a summary."""
     module, record = scratch / "src" / "bertkit" / f"{name}.py", scratch / "tmp" / "trace.json"
     source = module.read_text(encoding="utf-8")
     record.write_text("[{}, {}]")
-    found = tests_of(name, scratch)
-    assert found, f"{name}: no test file in the folder of its tests has its name or imports it"
-    run_tests(scratch, found, Tracer(module))
+    run_tests(scratch, tests, Tracer(module))
     reached, seconds = json.loads(record.read_text())
     outcomes = Counter[str]()
     for line, lines, change, mutated in drawn_mutants(source, f"0 {name}"):
-        tests = tests_for(lines, reached, seconds)
+        meets = tests_for(lines, reached, seconds)
         try:
             module.write_text(mutated, encoding="utf-8")
-            outcome = "not reached" if not tests else "survived" if run_tests(scratch, tests) else "killed"
+            outcome = "not reached" if not meets else "survived" if run_tests(scratch, meets) else "killed"
         finally:
             module.write_text(source, encoding="utf-8")
         outcomes[outcome] += 1
         if outcome != "killed":
-            print(f"{name}:{line} {change}: {outcome} ({len(tests)} tests)", flush=True)
+            print(f"{name}:{line} {change}: {outcome} ({len(meets)} tests)", flush=True)
     print(f"{name}: {', '.join(f'{count} {outcome}' for outcome, count in outcomes.items())}", flush=True)
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("modules", nargs="+", help="such as metrics/spans")
+    parser.add_argument("modules", nargs="+", help="such as metrics/spans, or metrics/spans=tests/a.py,tests/b.py")
     parser.add_argument("--scratch", type=Path, required=True, help="a folder outside the checkout, for a copy of it")
     arguments = parser.parse_args()
     scratch = arguments.scratch.resolve()
@@ -241,8 +239,12 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     for name in IMPORTED:
         importlib.import_module(name)
-    for name in arguments.modules:
-        examine(name, scratch)
+    for name, _, given in (each.partition("=") for each in arguments.modules):
+        tests = given.split(",") if given else tests_of(name, scratch)
+        if tests:
+            examine(name, tests, scratch)
+        else:
+            print(f"{name}: no test file in the folder of its tests has its name or imports it; add =FILES", flush=True)
 
 
 if __name__ == "__main__":

@@ -182,6 +182,23 @@ def test_a_part_of_blimp_is_called_a_selection_and_compared_with_no_published_fi
     assert 0 <= results["average"] <= 1
 
 
+def test_the_standard_error_is_that_of_the_paradigms_samples_of_at_least_two_pairs() -> None:
+    """Half of 2 pairs and two thirds of 3 are right: p (1 - p) / (n - 1) is 1/4 and 1/9."""
+    examined = LoadedModel("m", Path("m"), tiny_model(tiny_tokenizer()), tiny_tokenizer(), "", None)
+
+    def outcome(right: int, pairs: int) -> Outcome:
+        bad, ones = np.zeros(pairs), np.ones(pairs, dtype=np.int64)
+        good = np.where(np.arange(pairs) < right, 1.0, -1.0)
+        paradigm = Paradigm(f"p{pairs}", None, None, (), pairs, Path("p"))
+        return Outcome(paradigm, Side(good, ones, ones), Side(bad, ones, ones))
+
+    two, three = outcome(1, 2), outcome(2, 3)
+    found = blimp_results([two, three], examined, BlimpSettings())
+    assert found["average"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert found["standard_error"] == pytest.approx((1 / 4 + 1 / 9) ** 0.5 / 2)
+    assert blimp_results([outcome(1, 1), three], examined, BlimpSettings())["standard_error"] is None
+
+
 def test_all_of_blimp_is_compared_with_published_figures() -> None:
     paradigms = [Paradigm(f"p{n}", None, None, (), 1000, Path("p")) for n in range(67)]
     side = Side.of([TextScore(np.array([-1.0], dtype=np.float32), 1)] * 1000)
@@ -190,7 +207,8 @@ def test_all_of_blimp_is_compared_with_published_figures() -> None:
     whole = [Outcome(paradigm, side, side) for paradigm in paradigms]
     results = blimp_results(whole, examined, BlimpSettings())
     assert results["protocol"]["set"] == "BLiMP in full: 67 paradigms, 67,000 of 67,000 pairs"
-    assert {row["model"] for row in results["references"]} >= {"human", "GPT-2-345M"}
+    percent = {row["model"]: round(100 * row["accuracy"], 1) for row in results["references"]}
+    assert percent == {"human": 88.6, "RoBERTa-large": 86.5, "GPT-2-345M": 82.6, "LSTM": 69.8, "n-gram": 61.2}
     assert (results["average"], results["ties"]) == (0.5, 67_000)
     assert blimp_results(whole[1:], examined, BlimpSettings())["references"] == []
 

@@ -106,9 +106,10 @@ def test_one_pass_from_the_words_themselves_is_plain_fine_tuning_to_the_bit(rest
     assert loss == plain_loss
 
 
-def test_all_passes_have_the_same_dropout(restless: HeadedModel) -> None:
+@pytest.mark.parametrize("passes", [2, 4])
+def test_all_passes_have_the_same_dropout(restless: HeadedModel, passes: int) -> None:
     """With zero step size, K equal passes average to one of them; different dropout masks would make them differ."""
-    ours, loss = gradients(restless, freelb(ascent_steps=4, start=0.0, step_size=0.0))
+    ours, loss = gradients(restless, freelb(ascent_steps=passes, start=0.0, step_size=0.0))
     plain, plain_loss = gradients(restless, Gradient())
     assert_equal(ours, plain, rtol=1e-5, atol=1e-7)
     assert loss == pytest.approx(plain_loss, rel=1e-6)

@@ -248,6 +248,21 @@ def test_the_plane_keeps_distances_that_fit_into_it() -> None:
     assert (within, between) == (pytest.approx(np.mean(same)), pytest.approx(np.mean(other)))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plane_that_distances_do_not_fit_has_stress_and_lies_on_its_principal_axes(seed: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(9, 5))
+    distances = np.linalg.norm(points[:, None] - points, axis=-1)
+    found, stress = plane(distances)
+    errors = [np.linalg.norm(found[i] - found[j]) - distances[i, j] for i in range(9) for j in range(i)]
+    lengths = [distances[i, j] for i in range(9) for j in range(i)]
+    assert stress == pytest.approx(np.linalg.norm(errors) / np.linalg.norm(lengths))
+    assert 0.05 < stress < 1
+    (across, mixed), (_, upwards) = np.cov(found.T)
+    assert across > upwards
+    assert mixed == pytest.approx(0, abs=1e-9)
+    assert (found.max(0) >= -found.min(0)).all(), "the larger extent is to the right and up"
+
+
 def a_pair() -> tuple[EncodedSentence, int]:
     tokenizer = tiny_tokenizer()
     sequences = SequenceEncoder(tokenizer, max_tokens=60)

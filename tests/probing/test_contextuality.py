@@ -155,6 +155,9 @@ def test_a_limit_on_vectors_passes_words_over_and_counts_them() -> None:
     assert 0 < sum(map(len, some.places)) <= 50
     assert set(some.words) < set(every.words)
     assert some.passed_over == len(every.words) - len(some.words)
+    total = sum(every.sizes)
+    exact = choose_occurrences(sentences, places, Draw(4), min_contexts=5, max_contexts=11, max_vectors=total)
+    assert (exact.words, exact.passed_over) == (every.words, 0)
 
 
 def test_random_words_are_drawn_by_sentence_then_by_word() -> None:

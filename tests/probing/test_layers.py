@@ -132,14 +132,30 @@ def test_two_spans_have_features_of_their_own() -> None:
     assert (swapped == labels).mean() < 0.8
 
 
-def test_a_mix_learns_the_layer_that_holds_the_labels() -> None:
+@pytest.mark.parametrize(("layers", "informative"), [(4, 2), (2, 1)])
+def test_a_mix_learns_the_layer_that_holds_the_labels(layers: int, informative: int) -> None:
     labels = np.random.default_rng(1).integers(0, 3, 150)
-    tables = [cloud(150, 6, seed) for seed in range(4)]
-    tables[2] = tables[2] + 3 * torch.nn.functional.one_hot(torch.from_numpy(labels), 6)
+    tables = [cloud(150, 6, seed) for seed in range(layers)]
+    tables[informative] = tables[informative] + 3 * torch.nn.functional.one_hot(torch.from_numpy(labels), 6)
     probe = LinearProbe(tables, 1, 3, ProbeFit()).fit(words(labels))
-    assert probe.mix_weights.argmax() == 2
+    assert probe.mix_weights.argmax() == informative
     assert probe.mix_weights.sum() == pytest.approx(1)
-    assert abs(centre_of_gravity(probe.mix_weights) - 2) < 0.5
+    assert abs(centre_of_gravity(probe.mix_weights) - informative) < 0.5
+
+
+def test_a_fit_ends_where_the_penalised_likelihood_of_all_parameters_is_flat() -> None:
+    """Weights, the mix's logits and the attention's queries are penalised alike, by half their squares."""
+    penalty, count = 0.5, 60
+    tables = [cloud(2 * count, 5, seed) for seed in range(2)]
+    labels = (tables[1][::2, 0] + tables[0][1::2, 1] > 0).long().numpy()
+    first = 2 * np.arange(count)
+    items = Items(np.stack([first, first + 2], 1)[:, None], labels, [""] * count)
+    probe = LinearProbe(tables, 1, 2, ProbeFit(penalty=penalty, max_iterations=500)).fit(items)
+    parameters = [probe.weight_KF, probe.mix_L, probe.query_PD]
+    nats = torch.nn.functional.cross_entropy(probe.logits(items.spans_NP2), torch.from_numpy(labels), reduction="sum")
+    for parameter, slope in zip(parameters, torch.autograd.grad(nats, parameters), strict=True):
+        assert parameter.abs().max() > 0.1
+        assert torch.allclose(slope, -penalty * parameter, atol=0.01)
 
 
 def test_the_interval_is_that_of_resampled_sentences() -> None:

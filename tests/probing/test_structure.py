@@ -151,6 +151,15 @@ def test_spearman_averages_words_then_lengths() -> None:
     assert distance_scores(trees, predicted).spearman == pytest.approx(expected)
 
 
+def test_correlations_are_those_of_sentences_of_5_to_50_words() -> None:
+    """Gold distances are predicted of lengths that count, and negated ones, which would lower the mean, of others."""
+    trees = [gold(words, words) for words in (4, 5, 50, 51)]
+    predicted = [sign * tree.distances_WW.double().numpy() for sign, tree in zip((-1, 1, 1, -1), trees, strict=True)]
+    assert distance_scores(trees, predicted).spearman == pytest.approx(1.0)
+    assert distance_scores(trees[1:2], predicted[1:2]).spearman == pytest.approx(1.0)
+    assert distance_scores(trees[2:3], predicted[2:3]).spearman == pytest.approx(1.0)
+
+
 def test_punctuation_counts_for_no_edge_and_no_root() -> None:
     """`a b ,` with b over both: the comma's edge does not count, and a comma of depth 0 is not a root."""
     tree = GoldTree.of([1, -1, 1], np.array([True, True, False]))
@@ -208,6 +217,9 @@ def test_a_probe_finds_embedded_trees(form: str) -> None:
     probe = train(form, training, held_out, rank=6, draw=Draw(0), settings=settings)  # type: ignore[arg-type]
     predicted = probe.predict(held_out.states)
     assert probe.held_out_loss < 2e-3
+    targets = [tree.distances_WW if form == "distance" else tree.depths_W for tree in held_out.trees]
+    errors = [np.abs(each - target.numpy()).mean() for each, target in zip(predicted, targets, strict=True)]
+    assert np.mean(errors) == pytest.approx(probe.held_out_loss, rel=1e-2)
     # Correlations stay below 1: words at equal distance in the tree are not at exactly equal distance in the space.
     if form == "distance":
         distances = distance_scores(held_out.trees, predicted)
@@ -230,6 +242,31 @@ def test_the_loss_is_the_mean_over_pairs_whatever_the_batch() -> None:
             total += abs(apart.item() - tree.distances_WW[a, b].item()) / words**2
     for size in (1, 4, 9):
         assert held_out_loss("distance", bank, projection, 2.0, size) == pytest.approx(total / 9, rel=1e-5)
+
+
+def test_epochs_without_gain_cut_the_learning_rate_and_end_training_with_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gain starts the count anew; after two epochs in a row without one, a third of training is not begun."""
+    after: list[torch.Tensor] = []
+
+    def scripted(form: str, bank: Treebank, projection_RD: torch.Tensor, *_: object) -> float:
+        after.append(projection_RD.detach().clone())
+        return (3.0, 2.0, 2.5, 1.0, 1.0, 1.1, 0.0)[len(after) - 1]
+
+    monkeypatch.setattr("bertkit.probing.structure.measure.held_out_loss", scripted)
+    bank = embedded_bank(30, 1)
+    settings = ProbeTraining(max_epochs=9, learning_rate=1e-3, batch_sentences=5, patience_epochs=2)
+    probe = train("distance", bank, bank, rank=6, draw=Draw(0), settings=settings)
+    assert (len(after), probe.held_out_loss) == (6, 1.0)
+    assert torch.equal(probe.projection_RD, after[3])
+    moves = [(new - old).abs().max().item() for old, new in itertools.pairwise(after)]
+    assert moves[2] < moves[1] / 5, "the fourth epoch comes after one without gain"
+    assert moves[4] < moves[3] / 5, "the sixth, too"
+    assert moves[3] > moves[2] / 5, "the fifth does not"
+    after.clear()
+    train("distance", bank, bank, rank=6, draw=Draw(0), settings=settings.model_copy(update={"max_epochs": 2}))
+    assert len(after) == 2
 
 
 def test_equal_seeds_give_equal_probes_and_others_do_not() -> None:

@@ -75,6 +75,13 @@ def test_a_frontier_that_needs_a_tenth_of_the_flops_has_a_ratio_of_ten(higher: b
     assert ratio(slow, slow, higher=higher) == pytest.approx(1)
 
 
+def test_between_two_points_the_logarithm_of_the_flops_is_interpolated() -> None:
+    """Halfway between the scores of 1e10 and 1e12 FLOPs is 1e11, which is ten times what the other frontier needs."""
+    slow = [Point("a", "slow", 1e10, 3.0), Point("b", "slow", 1e12, 2.0)]
+    fast = [Point("c", "fast", 1e9, 3.0), Point("d", "fast", 1e10, 2.5)]
+    assert ratio(slow, fast, higher=False) == pytest.approx(10)
+
+
 def test_no_ratio_is_extrapolated() -> None:
     slow, fast = on_law(1e9, 0.2, [1e10, 1e11]), on_law(1e3, 0.2, [1e9, 1e10])
     assert ratio(slow, fast, higher=False) is None

@@ -268,6 +268,16 @@ def test_adafactor_keeps_a_row_and_a_column_of_a_matrix() -> None:
     assert shapes == {"map.weight:step": (), "map.weight:row_var": (7, 1), "map.weight:col_var": (1, 5)}
 
 
+@pytest.mark.parametrize("config", [AdamWConfig(), AdafactorConfig(), AdagradConfig()])
+def test_a_plan_knows_the_bytes_that_an_optimizer_keeps_per_weight(config: OptimizerConfig) -> None:
+    layer = torch.nn.Linear(300, 200)
+    optimizer = config.build(layer)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    kept = sum(value.numel() * value.element_size() for value in optimizer.state[layer.weight].values())
+    assert kept / layer.weight.numel() == pytest.approx(config.state_bytes, abs=0.1)
+
+
 def orthogonalised(momentum: np.ndarray, iterations: int) -> np.ndarray:
     """Steps of Jordan's quintic Newton-Schulz iteration, in double precision and on the singular values alone."""
     left, values, right = np.linalg.svd(momentum, full_matrices=False)

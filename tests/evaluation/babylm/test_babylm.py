@@ -14,7 +14,14 @@ import pytest
 from bertkit.errors import DataError
 from bertkit.evaluation.babylm.items import BabylmItem, ScoredItem, SubsetScore, accuracy, weights_of
 from bertkit.evaluation.babylm.readers import read_comps, read_entity_tracking, read_ewok, read_wug_past_tense
-from bertkit.evaluation.babylm.reading_times import partial_r2
+from bertkit.evaluation.babylm.reading_times import (
+    EYE_TRACKING,
+    PREDICTORS,
+    SELF_PACED,
+    ReadingWords,
+    partial_r2,
+    reading_gains,
+)
 from bertkit.evaluation.babylm.run import average_of, correlations, evaluate_babylm
 from bertkit.evaluation.babylm.tasks import TASKS, find_tasks
 from bertkit.evaluation.run import EvalArguments
@@ -211,6 +218,25 @@ def test_the_gain_in_explained_variance_is_that_of_two_least_squares_fits() -> N
     assert found.shape == (51,)
     assert found[1:].min() < found[0] < found[1:].max()
     assert not partial_r2(time, predictors, np.ones(300), counts).any()
+    # A predictor that is the same for all words, and its products, add nothing to the others.
+    two = unexplained(base[:, [0, 1, 2, 4]]), unexplained(np.column_stack([base[:, [0, 1, 2, 4]], surprisal[known]]))
+    constant = partial_r2(time, np.column_stack([a, b, np.full(300, 7.0)]), surprisal, counts)
+    assert constant[0] == pytest.approx((two[0] - two[1]) / two[0])
+
+
+def test_the_gains_are_those_of_all_words_with_the_mean_of_the_four_eye_tracking_times() -> None:
+    draw = np.random.default_rng(1)
+    surprisal, previous = draw.gamma(2, 3, (2, 200))
+    names = (*PREDICTORS, "prev_length", *EYE_TRACKING, SELF_PACED)
+    columns = {name: draw.normal(9, 2, 200) + 0.1 * number * surprisal for number, name in enumerate(names)}
+    found = reading_gains(ReadingWords([], [], columns), surprisal, previous, seed=3)
+    base = np.column_stack([columns[name] for name in PREDICTORS])
+    more = np.column_stack([base, columns["prev_length"], previous])
+    none = np.ones((0, 200), dtype=np.int64)
+    eye = [partial_r2(columns[name], base, surprisal, none)[0] for name in EYE_TRACKING]
+    assert found["eye_tracking"][0] == pytest.approx(np.mean(eye))
+    assert found["self_paced_reading"][0] == pytest.approx(partial_r2(columns[SELF_PACED], more, surprisal, none)[0])
+    assert all(low < score < high for score, low, high in found.values())
 
 
 def test_correlations_tell_what_single_precision_rounds_away() -> None:

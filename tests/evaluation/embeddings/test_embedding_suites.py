@@ -334,6 +334,9 @@ def test_word_vectors_are_measured_as_a_model_is(tmp_path: Path, bertkit: Comman
     data = write_sets(tmp_path / "data")
     done = bertkit("eval", "sts", "--word-vectors", path, "--data-dir", data, "--only", "sts12", "--json")
     assert json.loads(done.stdout)["model"] == str(path)
+    folder = write_folder(tmp_path / "beir")
+    done = bertkit("eval", "retrieval", "--word-vectors", path, "--data-dir", folder, "--json")
+    assert json.loads(done.stdout)["tasks"]["beir"]["ndcg@10"]["mean"] > 0.8, "each query is the text of a document"
     done = bertkit("eval", "sts", "--word-vectors", path, "--model", "m", "--data-dir", data)
     assert (done.code, "leave out --model" in done.stderr) == (2, True)
 

@@ -146,10 +146,12 @@ def partial_r2(
     known_N = np.isfinite(np.column_stack([time_N, predictors_NK, surprisal_N])).all(axis=1)
     products = [predictors_NK[:, i] * predictors_NK[:, j] for i, j in combinations(range(predictors_NK.shape[1]), 2)]
     whole_NK = np.column_stack([predictors_NK, *products, surprisal_N, time_N])[known_N]
-    # An orthonormal basis of all columns but the last two leaves the scores unchanged and makes G well conditioned.
+    # An orthonormal basis of all columns but the last two leaves the scores unchanged and makes G well conditioned. If
+    # columns depend on each other (one is constant), it has fewer.
     spread_K = whole_NK.std(axis=0)
     scaled_NK = (whole_NK - whole_NK.mean(axis=0)) / np.where(spread_K > 0, spread_K, 1)
-    basis_NK = np.linalg.qr(np.column_stack([np.ones(len(scaled_NK)), scaled_NK[:, :-2]]))[0]
+    found_NK, size_K, _ = np.linalg.svd(np.column_stack([np.ones(len(scaled_NK)), scaled_NK[:, :-2]]), False)
+    basis_NK = found_NK[:, size_K > 1e-10 * size_K[0]]
     column_NK = np.column_stack([basis_NK * np.sqrt(len(basis_NK)), scaled_NK[:, -2:]])
     size = column_NK.shape[1]
     pairs_NP = (column_NK[:, :, None] * column_NK[:, None, :]).reshape(len(column_NK), -1)
