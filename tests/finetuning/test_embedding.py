@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import bertkit
 from bertkit.errors import DataError, StoppedError, UsageError
-from bertkit.files import sha256_of
+from bertkit.files import read_json, sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import prepare
 from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
@@ -140,6 +140,26 @@ def test_an_embedder_is_trained_with_its_prompt_and_keeps_it(place: EmbeddingPla
     rows = [json.loads(line) for line in (run.run.path / "predictions/score-dev.jsonl").open()]
     first, second = (bertkit.load(str(run.run.path)).encode([row["texts"][n] for row in rows]) for n in (0, 1))
     np.testing.assert_allclose([row["prediction"] for row in rows], (first * second).sum(axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("loss", "stored"), [(None, "dot"), ("multiple_negatives", "cosine")])
+def test_vectors_are_compared_as_they_were_trained_by_default_as_in_the_initial_model(
+    place: EmbeddingPlace, tmp_path: Path, loss: str | None, stored: str
+) -> None:
+    model = shutil.copytree(place.model, tmp_path / "start")
+    settings: dict[str, Any] = {"width": 30, "pooling": ("mean",), "normalise": False, "max_tokens": 24}
+    write_sentence_files(model, **settings, similarity="dot")
+    texts = [text for text, _ in reviews(40, 3)]
+    table = str(write_table(tmp_path / "pairs.csv", list(zip(texts[::2], texts[1::2], strict=True)), ("left", "right")))
+    task = CustomTask(kind="embedding", train=table, dev=table, columns=Columns(text="left", text_pair="right"))
+    more = () if loss is None else (f"embedding.loss={{name: {loss}}}",)
+    run = place.run("optimisation.steps=1", *more, task=task, model=str(model), run_dir=tmp_path / "run")
+    assert read_json(run.run.model / "config_sentence_transformers.json")["similarity_fn_name"] == stored
+    (predictions,) = (run.run.path / "predictions").glob("*-dev.jsonl")
+    row = json.loads(predictions.read_text().splitlines()[0])
+    first, second = bertkit.load(str(run.run.path)).encode(row["texts"]).astype(float)
+    lengths = np.linalg.norm(first) * np.linalg.norm(second) if stored == "cosine" else 1
+    assert row["scores"][0] == pytest.approx(first @ second / lengths, rel=1e-4)
 
 
 def test_queries_and_documents_are_trained_with_their_prompts_and_keep_them(

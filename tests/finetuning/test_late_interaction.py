@@ -28,6 +28,7 @@ from bertkit.training.engine import resolve_engine
 from bertkit.training.engine_config import EngineConfig
 from bertkit.training.run import FinishedRun
 from tests.finetuning.test_sparse_embedding import TEXTS, SparsePlace
+from tests.inference.test_token_embedder import of_colbert
 from tests.tasks.tiny_task import write_model
 from tests.training.stopping import stopping_at
 
@@ -105,6 +106,20 @@ def test_a_late_interaction_model_is_trained_on(place: LatePlace, finished: Fini
     assert again.results["evaluations"][0]["scores"]["dev"]["accuracy"] > 0.8
     before, after = embedder(finished.run.model), embedder(again.run.model)
     assert (after.reading, after.reader.queries(["cat"])) == (before.reading, before.reader.queries(["cat"]))
+
+
+def test_a_model_of_colberts_own_code_is_trained_on(place: LatePlace, tmp_path: Path) -> None:
+    model = of_colbert(tmp_path / "colbert", query_maxlen=16, doc_maxlen=12)
+    run = place.run("optimisation.steps=1", "lr=1e-9", task=place.task, model=str(model), run_dir=tmp_path / "run")
+    before, after = embedder(model), embedder(run.run.model)
+    assert after.reading == before.reading
+    for own, other in (
+        (before.queries(TEXTS), after.queries(TEXTS)),
+        (before.documents(TEXTS), after.documents(TEXTS)),
+    ):
+        for ours_LE, theirs_LE in zip(own, other, strict=True):
+            np.testing.assert_allclose(ours_LE, theirs_LE, atol=1e-5)
+    assert_equal_in_the_library(run.run.model)
 
 
 def test_a_batch_in_parts_has_the_same_losses(place: LatePlace, tmp_path: Path) -> None:

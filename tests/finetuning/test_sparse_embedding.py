@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,22 @@ def test_a_sparse_embedder_is_trained_on(place: SparsePlace, finished: FinishedR
     )
     assert again.results["evaluations"][0]["scores"]["dev"]["accuracy"] > 0.8
     assert json.loads((again.run.model / "1_SpladePooling" / "config.json").read_text())["pooling_strategy"] == "max"
+
+
+def test_the_limit_of_words_is_applied_in_evaluation_and_kept(
+    place: SparsePlace, finished: FinishedRun, tmp_path: Path
+) -> None:
+    limited = shutil.copytree(finished.run.model, tmp_path / "limited")
+    version = limited / "config_sentence_transformers.json"
+    version.write_text(json.dumps({**json.loads(version.read_text()), "max_active_dims": 2}))
+    run = place.run(SPARSITY, "optimisation.steps=1", task=place.task, model=str(limited), run_dir=tmp_path / "run")
+    assert json.loads((run.run.model / version.name).read_text())["max_active_dims"] == 2
+    encode = bertkit.load(str(run.run.path)).encode
+    assert (encode(TEXTS) > 0).sum(axis=1).max() == 2
+    rows = [json.loads(line) for line in next((run.run.path / "predictions").glob("*-dev.jsonl")).open()]
+    for row in rows[:5]:
+        anchor, *others = encode(row["texts"])
+        np.testing.assert_allclose(row["scores"], [anchor @ each for each in others], atol=1e-4)
 
 
 def test_a_resumed_run_ends_with_the_same_bytes(place: SparsePlace, tmp_path: Path) -> None:

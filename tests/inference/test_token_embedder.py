@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 import bertkit
 from bertkit.data.batch import PackedBatch
-from bertkit.errors import UsageError
+from bertkit.errors import DataError, UsageError
+from bertkit.files import read_json, write_json
+from bertkit.inference.export.export import export_model
 from bertkit.inference.token_embedder import TokenEmbedder
 from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
@@ -151,6 +154,45 @@ def test_a_directory_of_an_older_pylate(tmp_path: Path, own: dict[str, Any]) -> 
 
     assert is_token_encoder(directory)
     assert_equal(directory, MultiVectorEncoder(str(directory), device="cpu"))
+
+
+def of_colbert(directory: Path, **settings: Any) -> Path:
+    """A directory as ColBERT's own code writes it: the linear map beside the encoder's weights."""
+    write_model(directory)
+    weights = load_file(directory / "model.safetensors")
+    linear = torch.randn(32, 30, generator=torch.manual_seed(0))
+    save_file({**weights, "linear.weight": linear}, directory / "model.safetensors", metadata={"format": "pt"})
+    config = read_json(directory / "config.json")
+    write_json(directory / "config.json", {**config, "architectures": ["HF_ColBERT"]})
+    if settings:
+        write_json(directory / "artifact.metadata", settings)
+    return directory
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"query_maxlen": 16, "doc_maxlen": 12, "attend_to_mask_tokens": True, "mask_punctuation": False},
+        {"query_maxlen": 24, "attend_to_mask_tokens": False, "query_token_id": "the", "doc_token_id": "[unused0]"},
+    ],
+)
+def test_a_directory_of_colberts_own_code_and_its_export(tmp_path: Path, settings: dict[str, Any]) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
+    directory = of_colbert(tmp_path / "colbert", **settings)
+    assert is_token_encoder(directory)
+    theirs = library.MultiVectorEncoder(str(directory), device="cpu")
+    assert_equal(directory, theirs)
+    export_model(str(directory), tmp_path / "out")
+    assert_equal(tmp_path / "out", theirs)
+    assert_equal(tmp_path / "out", library.MultiVectorEncoder(str(tmp_path / "out"), device="cpu"))
+
+
+def test_a_directory_of_colberts_own_code_without_its_map_is_refused(tmp_path: Path) -> None:
+    config = read_json(write_model(tmp_path / "base") / "config.json")
+    write_json(tmp_path / "base" / "config.json", {**config, "architectures": ["HF_ColBERT"]})
+    with pytest.raises(DataError, match=r"has no linear\.weight of 30 columns"):
+        embedder(tmp_path / "base")
 
 
 def test_vectors_do_not_depend_on_other_texts(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def test_the_greatest_weights_are_kept_as_the_directory_says(tmp_path: Path) -> 
         found = bertkit.load(str(directory), device="cpu").encode(TEXTS)
         np.testing.assert_allclose(found, their_vectors(directory), rtol=0, atol=1e-5)
         assert (found > 0).sum(axis=1).max() <= words
+    width = changed(theirs, tmp_path / "width", VERSION_FILE, truncate_dim=5)  # of dense vectors only, as there
+    np.testing.assert_allclose(
+        bertkit.load(str(width), device="cpu").encode(TEXTS), their_vectors(width), rtol=0, atol=1e-5
+    )
     prints = {Embedder.load(tmp_path / name, engine()).fingerprint for name in ("theirs", "3", "10000")}
     assert len(prints) == 3
     with pytest.raises(DataError, match="max_active_dims is 0; expected a whole number of at least 1"):

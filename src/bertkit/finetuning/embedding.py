@@ -10,13 +10,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertkit.errors import DataError, UsageError
 from bertkit.models.files.hub import heads_of
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.late_interaction import PUNCTUATION, LateInteraction, load_token_model, own_projection
-from bertkit.models.sentence import AnyPooling, TextReading, is_embedder, is_token_encoder, read_pooling
+from bertkit.models.sentence import (
+    VERSION_FILE,
+    AnyPooling,
+    TextReading,
+    is_embedder,
+    is_of_colbert,
+    is_token_encoder,
+    optional_json,
+    read_pooling,
+    whole_number,
+)
+from bertkit.models.similarity import Similarity, read_similarity
 from bertkit.models.splade import WORDS_HEAD, is_sparse, no_words_head
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.late_interaction import LateInteractionTask
@@ -47,11 +58,12 @@ def embedding_task(
         DataError: invalid labels, or a sentence embedder with modules that cannot be trained here.
     """
     late = _late_interaction(spec, settings, directory)
-    pooling, normalise, reading = _own(directory) if late is None else (("mean",), True, late["reading"])
+    own = _own(directory) if late is None else OwnVectors(normalise=True, reading=late["reading"])
+    pooling, reading = own.pooling, own.reading
     if settings.pooling is not None:
         pooling = (settings.pooling,) if isinstance(settings.pooling, str) else settings.pooling
     sparse = is_sparse(pooling)
-    similarity = "maxsim" if late is not None else "dot" if sparse else "cosine"
+    similarity = "maxsim" if late is not None else "dot" if sparse else own.similarity
     loss = settings.loss or default_loss(examples, similarity)
     if settings.loss is None:
         log.info("%s: embedding.loss is %s", spec.name, loss.name)
@@ -79,7 +91,7 @@ def embedding_task(
     classes = (
         sorted({class_name(each) for each in examples if each.label is not None}) if loss.wanted == "class" else []
     )
-    kind: Any = partial(SparseEmbedding, sparsity=settings.sparsity) if sparse else Embedding
+    kind: Any = partial(SparseEmbedding, sparsity=settings.sparsity, most_words=own.most_words) if sparse else Embedding
     if late is not None:
         named = {name: late[name] for name in ("interaction", "projected_width", "projection")}
         kind = partial(LateInteractionTask, **named)
@@ -87,12 +99,13 @@ def embedding_task(
         loss,
         spec.metrics,
         pooling=pooling,
-        normalise=normalise if settings.normalise is None else settings.normalise,
+        normalise=own.normalise if settings.normalise is None else settings.normalise,
         classes=classes,
         matryoshka=settings.matryoshka,
         largest_score=settings.largest_score or spec.largest_score or 1.0,
         has_teacher=settings.teacher is not None,
         reading=reading,
+        similarity=own.similarity,
     )
     task.check_training(examples)
     return task
@@ -118,9 +131,9 @@ def _late_interaction(spec: TaskSpec, settings: EmbeddingSettings, directory: Pa
         UsageError: a setting does not fit.
         DataError: the model has modules that cannot be trained here.
     """
-    root = directory if (directory / MODULES_FILE).is_file() else directory.parent
+    root = directory if (directory / MODULES_FILE).is_file() or is_of_colbert(directory) else directory.parent
     has_modules = (root / MODULES_FILE).is_file() and encoder_directory(root) == directory
-    is_own = has_modules and is_token_encoder(root)
+    is_own = is_token_encoder(root) and encoder_directory(root) == directory
     wanted = settings.late_interaction
     if wanted is None and (not is_own or settings.pooling is not None):
         return None
@@ -153,16 +166,33 @@ def _late_interaction(spec: TaskSpec, settings: EmbeddingSettings, directory: Pa
     }
 
 
-def _own(directory: Path) -> tuple[tuple[AnyPooling, ...], bool, TextReading]:
-    """The pooling of a model directory, whether its vectors have length one, and what it does with a text first; for a
-    plain encoder, the unnormalised mean, and nothing.
+class OwnVectors(NamedTuple):
+    """How the initial model computes vectors; the defaults are those of a plain encoder.
+
+    Attributes:
+        pooling: its modes.
+        normalise: whether they have length one.
+        reading: what it does with a text first.
+        similarity: how dense ones are compared.
+        most_words: the greatest number of weights of a sparse one.
+    """
+
+    pooling: tuple[AnyPooling, ...] = ("mean",)
+    normalise: bool = False
+    reading: TextReading = TextReading()
+    similarity: Similarity = "cosine"
+    most_words: int | None = None
+
+
+def _own(directory: Path) -> OwnVectors:
+    """How a model directory computes vectors.
 
     Raises:
         DataError: it has modules that cannot be trained here.
     """
     root = directory if (directory / MODULES_FILE).is_file() else directory.parent
     if not is_embedder(root) or encoder_directory(root) != directory:
-        return ("mean",), False, TextReading()
+        return OwnVectors()
     pooling, others = read_pooling(root)
     foreign = [kind for kind in others if kind != "Normalize"]
     if foreign:
@@ -170,7 +200,11 @@ def _own(directory: Path) -> tuple[tuple[AnyPooling, ...], bool, TextReading]:
             f"{root / MODULES_FILE}: has a module {foreign[0]} after the pooling, which cannot be trained here; use"
             " only its encoder (a directory without modules.json)"
         )
-    return pooling, bool(others), TextReading.of(root, directory)
+    version, reading = root / VERSION_FILE, TextReading.of(root, directory)
+    if is_sparse(pooling):
+        most = whole_number(optional_json(version), "max_active_dims", version)
+        return OwnVectors(pooling, bool(others), reading, most_words=most)
+    return OwnVectors(pooling, bool(others), reading, read_similarity(version))
 
 
 def evaluated_by(spec: TaskSpec, task: Embedding, examples: Sequence[Any]) -> TaskSpec:

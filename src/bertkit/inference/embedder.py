@@ -35,6 +35,7 @@ from bertkit.models.files.hub import check_vocabulary
 from bertkit.models.files.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
 from bertkit.models.quantisation.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
 from bertkit.models.sentence import Normalise, SentenceModel, TextReading, load_sentence_model
+from bertkit.models.similarity import Similarity
 from bertkit.models.splade import is_sparse
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.text.tokenizer import Tokenizer
@@ -139,6 +140,11 @@ class Embedder:
     def reading(self) -> TextReading:
         """The model's prompts and lower-casing."""
         return self.model.reading
+
+    @property
+    def similarity(self) -> Similarity:
+        """How the model's vectors are compared."""
+        return self.model.similarity
 
     @property
     def precision(self) -> str:

@@ -114,6 +114,7 @@ class TokenEmbedder:
     is_sparse = False
     is_by_token = True
     precision = "fp32"
+    similarity = "maxsim"
 
     @property
     def device(self) -> str:

@@ -4,7 +4,7 @@ Khattab and Zaharia 2020, ColBERT, arXiv:2004.12832, section 3: the states are m
 the score of a document is the sum over the query's tokens of the greatest dot product with a token of the document
 (MaxSim). Queries are filled up with [MASK] tokens, which are scored but, as in the released code, not attended to.
 Punctuation of documents is not scored. Directories are those of sentence-transformers' MultiVectorEncoder; those of
-PyLate before version 4 are read, too. Sibling sentence.py has one vector per text.
+PyLate before version 4, and of ColBERT's own code, are read, too. Sibling sentence.py has one vector per text.
 
 Shapes: T packed tokens, M scored tokens, D width, E width of the vectors, Q queries or their tokens, N documents, C
 candidates, L tokens of the longest document, I examples.
@@ -32,7 +32,14 @@ from bertkit.models.encoder import Encoder
 from bertkit.models.families.modernbert import ModernBertAttention
 from bertkit.models.families.rotary_encoder import RotaryAttention
 from bertkit.models.files.hub import WEIGHTS_FILE, load_model
-from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, module_directories, write_safetensors
+from bertkit.models.files.model_files import (
+    CONFIG_FILE,
+    MODULES_FILE,
+    find_weights,
+    module_directories,
+    read_weights,
+    write_safetensors,
+)
 from bertkit.models.headed import HeadedModel
 from bertkit.models.sentence import (
     MASK_MODULE,
@@ -41,6 +48,7 @@ from bertkit.models.sentence import (
     Dense,
     Normalise,
     TextReading,
+    is_of_colbert,
     is_of_pylate,
     modules_after,
     optional_json,
@@ -55,6 +63,8 @@ Expansion = Literal["hidden", "attended"]
 
 PROJECTION = "projection"
 """The name of the linear map among a model's companions during training."""
+METADATA_FILE = "artifact.metadata"
+"""The settings of a directory of ColBERT's own code."""
 PUNCTUATION = tuple(string.punctuation)
 _TOKENS = "token_embeddings"
 _PACKAGE = "sentence_transformers.base.modules"
@@ -196,11 +206,13 @@ def all_scores(queries: Sequence[Float32Array], documents: Sequence[Float32Array
 
 
 def load_token_model(directory: Path) -> TokenModel:
-    """Read a directory of a MultiVectorEncoder.
+    """Read a directory of a MultiVectorEncoder, of PyLate or of ColBERT's own code.
 
     Raises:
         DataError: a file is damaged, or something is not supported.
     """
+    if is_of_colbert(directory):
+        return _load_of_colbert(directory)
     steps = module_directories(directory)
     if not steps or steps[0][0] != "Transformer":
         raise DataError(
@@ -228,6 +240,31 @@ def load_token_model(directory: Path) -> TokenModel:
         check_expansion(model.encoder, interaction.query_length or 1, str(directory))
     limit = whole_number(settings, "max_seq_length", file) or stored_length(root)
     return TokenModel(model, modules, interaction, reading=reading, max_tokens=limit).eval()
+
+
+def _load_of_colbert(directory: Path) -> TokenModel:
+    """Read a directory of ColBERT's own code, whose weights have the linear map beside the encoder's. Settings that
+    artifact.metadata lacks are those of `MultiVectorEncoder`."""
+    model, _ = load_model(directory, heads=())
+    weights = find_weights(directory)
+    weight_ED = read_weights(weights).get("linear.weight")
+    if weight_ED is None or weight_ED.ndim != 2 or weight_ED.shape[1] != model.encoder.width:
+        raise DataError(f"{weights}: has no linear.weight of {model.encoder.width} columns, the linear map of ColBERT")
+    dense = Dense(weight_ED.shape[1], weight_ED.shape[0], bias=False, activation=nn.Identity())
+    dense.linear.load_state_dict({"weight": weight_ED})
+    file = directory / METADATA_FILE
+    stored = optional_json(file)
+    length, attend = stored.get("query_maxlen") or 32, bool(stored.get("attend_to_mask_tokens"))
+    expansion = {"strategy": "fixed", "attend": attend, "token": None, "length": length}
+    settings = {"document_length": stored.get("doc_maxlen"), "query_expansion": expansion}
+    skipped = PUNCTUATION if stored.get("mask_punctuation", True) else ()
+    interaction = _interaction(settings, file, {"skiplist_words": list(skipped)}, directory)
+    if interaction.expansion == "hidden":
+        check_expansion(model.encoder, length, str(directory))
+    markers = (("query", "query_token_id", "[unused0]"), ("document", "doc_token_id", "[unused1]"))
+    reading = TextReading({role: f"{stored.get(key) or usual} " for role, key, usual in markers})
+    limit = stored_length(directory)
+    return TokenModel(model, [dense, Normalise()], interaction, reading=reading, max_tokens=limit).eval()
 
 
 def _settings_of_pylate(version: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from bertkit.models.files.model_files import (
 )
 from bertkit.models.headed import HeadedModel, summarise
 from bertkit.models.operators.matmul import Linear
+from bertkit.models.similarity import Similarity, read_similarity
 from bertkit.models.splade import (
     ENCODERS,
     POOLING,
@@ -157,6 +158,7 @@ class SentenceModel(nn.Module):
         max_tokens: the caller truncates texts to this length; None: the encoder's limit.
         reading: what the caller does with a text before it is tokenised; None: nothing.
         pools_prompt: whether the states of a prompt's tokens are pooled; if not, texts cannot have a prompt.
+        similarity: how its vectors are compared; sparse ones always by the dot product.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class SentenceModel(nn.Module):
         max_tokens: int | None = None,
         reading: TextReading | None = None,
         pools_prompt: bool = True,
+        similarity: Similarity = "cosine",
     ) -> None:
         super().__init__()
         self.model = model
@@ -177,6 +180,7 @@ class SentenceModel(nn.Module):
         self.max_tokens = limit if max_tokens is None else min(max_tokens, limit)
         self.reading = reading or TextReading()
         self.pools_prompt = pools_prompt
+        self.similarity: Similarity = "dot" if is_sparse(pooling) else similarity
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(B, E)."""
@@ -208,7 +212,8 @@ def load_sentence_model(directory: Path) -> SentenceModel:
         table, cut = load_static(steps[0][1]), truncation(steps[0][1] / "tokenizer.json")
         after = [*modules_after(steps[1:], table.encoder.width), *_shortened(directory, sparse=False)]
         reading = TextReading.of(directory, steps[0][1])
-        return SentenceModel(table, modules=after, max_tokens=cut, reading=reading).eval()
+        similarity = read_similarity(directory / VERSION_FILE)
+        return SentenceModel(table, modules=after, max_tokens=cut, reading=reading, similarity=similarity).eval()
     _check_first(listed, [kind for kind, _ in steps])
     (_, root), (kind, pooling), *modules = steps
     heads = (WORDS_HEAD,) if kind == POOLING else ()
@@ -227,17 +232,15 @@ def load_sentence_model(directory: Path) -> SentenceModel:
         max_tokens=whole_number(settings, "max_seq_length", file) or stored_length(root),
         reading=reading,
         pools_prompt=pools_prompt,
+        similarity=read_similarity(directory / VERSION_FILE, sparse=kind == POOLING),
     ).eval()
 
 
 def _shortened(directory: Path, *, sparse: bool) -> list[nn.Module]:
-    """What cuts vectors to the `truncate_dim`, and sparse ones to the `max_active_dims`, that sentence-transformers
-    stores with a model."""
+    """What cuts vectors to the stored `truncate_dim`, or sparse ones to the stored `max_active_dims`."""
     file = directory / VERSION_FILE
-    settings = optional_json(file)
-    width, words = (whole_number(settings, key, file) for key in ("truncate_dim", "max_active_dims"))
-    cut: list[nn.Module] = [] if width is None else [Truncate(width)]
-    return [*cut, MostWords(words)] if sparse and words is not None else cut
+    size = whole_number(optional_json(file), "max_active_dims" if sparse else "truncate_dim", file)
+    return [] if size is None else [MostWords(size) if sparse else Truncate(size)]
 
 
 def settings_file(root: Path) -> Path:
@@ -344,15 +347,21 @@ def is_embedder(directory: Path) -> bool:
 
 
 def is_sparse_embedder(directory: Path) -> bool:
-    """Whether a directory of `sentence-transformers` computes sparse vectors."""
+    """Whether a directory of `sentence-transformers` has sparse vectors."""
     return POOLING in _kinds(directory)
 
 
 def is_token_encoder(directory: Path) -> bool:
-    """Whether a directory of `sentence-transformers` or PyLate computes a vector for each token."""
+    """Whether a directory of `sentence-transformers`, PyLate or ColBERT's own code has a vector for each token."""
     kinds, version = _kinds(directory), optional_json(directory / VERSION_FILE)
     is_named = version.get("model_type") == "MultiVectorEncoder" or is_of_pylate(version)
-    return MASK_MODULE in kinds or (is_named and bool(kinds) and "Pooling" not in kinds)
+    return MASK_MODULE in kinds or (is_named and bool(kinds) and "Pooling" not in kinds) or is_of_colbert(directory)
+
+
+def is_of_colbert(directory: Path) -> bool:
+    """Whether ColBERT's own code wrote a directory (colbert-ir/colbertv2.0)."""
+    architectures = () if _kinds(directory) else optional_json(directory / CONFIG_FILE).get("architectures")
+    return "HF_ColBERT" in (architectures or ())
 
 
 def is_of_pylate(version: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from bertkit.files import write_json
 from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE
 from bertkit.models.sentence import OLD_POOLING_KEYS, SETTINGS_FILE, VERSION_FILE, AnyPooling, TextReading
+from bertkit.models.similarity import Similarity
 from bertkit.models.splade import ENCODERS, MODULE_TYPES, POOLING, VERSION_KEYS, is_sparse, pooling_json
 
 _OLDEST = "2.2.2"
@@ -27,6 +28,8 @@ def write_sentence_files(
     normalise: bool,
     max_tokens: int,
     reading: TextReading | None = None,
+    similarity: Similarity = "cosine",
+    most_words: int | None = None,
 ) -> None:
     """Write the files next to an encoder's.
 
@@ -37,6 +40,8 @@ def write_sentence_files(
         normalise: whether vectors are scaled to length one.
         max_tokens: texts are truncated to this length.
         reading: prompts and lower-casing; None: neither.
+        similarity: how dense vectors are compared.
+        most_words: the greatest number of weights of a sparse vector; None: no limit.
     """
     reading = reading or TextReading()
     sparse = is_sparse(pooling)
@@ -45,14 +50,16 @@ def write_sentence_files(
     encoder = MODULE_TYPES[ENCODERS[0]] if sparse else f"{PACKAGE}.Transformer"
     pool = (MODULE_TYPES[POOLING], pooling_json(pooling[0], width)) if sparse else (f"{PACKAGE}.Pooling", how)
     write_json(directory / SETTINGS_FILE, {"max_seq_length": max_tokens, "do_lower_case": reading.lowercases})
-    write_json(directory / VERSION_FILE, version_settings(reading) | (VERSION_KEYS if sparse else {}))
+    version = version_settings(reading, similarity) | (VERSION_KEYS if sparse else {})
+    limit = {} if most_words is None else {"max_active_dims": most_words}
+    write_json(directory / VERSION_FILE, version | limit)
     write_modules(directory, encoder, [pool, *([(f"{PACKAGE}.Normalize", None)] if normalise else [])])
 
 
-def version_settings(reading: TextReading) -> dict[str, Any]:
-    """The contents of the file with the version and the prompts."""
+def version_settings(reading: TextReading, similarity: Similarity = "cosine") -> dict[str, Any]:
+    """The contents of the file with the version, the prompts and the similarity."""
     prompts = {"prompts": dict(reading.prompts), "default_prompt_name": reading.default}
-    return {"__version__": {"sentence_transformers": _OLDEST}, **prompts, "similarity_fn_name": "cosine"}
+    return {"__version__": {"sentence_transformers": _OLDEST}, **prompts, "similarity_fn_name": similarity}
 
 
 def write_modules(directory: Path, encoder: str, others: Sequence[tuple[str, Mapping[str, Any] | None]]) -> list[Path]:

@@ -19,7 +19,7 @@ from bertkit.arrays import BoolArray, Float64Array
 from bertkit.errors import DataError
 from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure, vector_source, with_interval
 from bertkit.evaluation.embeddings.settings import VectorSettings
-from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once
+from bertkit.evaluation.embeddings.sources import VectorSource, encoded_once
 from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.files import sha256_of
 from bertkit.tasks.readers.common import field, text_in
@@ -53,8 +53,8 @@ def evaluate_pairs(
     firsts, seconds, labels = zip(*rows, strict=True)
 
     def compute(source: VectorSource) -> dict[str, Any]:
-        cosine_N = cosines(*encoded_once(source, firsts, seconds))
-        found, thresholds = pair_scores(cosine_N, np.array(labels))
+        similarity_N = source.similarities(*encoded_once(source, firsts, seconds))
+        found, thresholds = pair_scores(similarity_N, np.array(labels))
         return {
             "tasks": {table.stem: found},
             "average": found["average_precision"]["mean"],
@@ -129,7 +129,7 @@ def evaluate_triplets(
 
     def compute(source: VectorSource) -> dict[str, Any]:
         anchor_NE, positive_NE, negative_NE = encoded_once(source, anchors, positives, negatives)
-        near_N, far_N = cosines(anchor_NE, positive_NE), cosines(anchor_NE, negative_NE)
+        near_N, far_N = (source.similarities(anchor_NE, each) for each in (positive_NE, negative_NE))
         found = {
             "accuracy": mean_with_interval((near_N > far_N).astype(float).tolist()),
             "margin": mean_with_interval((near_N - far_N).tolist()),

@@ -134,8 +134,7 @@ def evaluate_retrieval(
     )
     by_token = source.by_token is not None
     if settings.similarity is None:
-        default = "maxsim" if by_token else "dot" if source.is_sparse else "cosine"
-        settings = settings.model_copy(update={"similarity": default})
+        settings = settings.model_copy(update={"similarity": "maxsim" if by_token else source.similarity})
     if (settings.similarity == "maxsim") != by_token:
         vectors = "a vector for each token, which maxsim compares" if by_token else "one vector for each text"
         raise UsageError(f"--similarity {settings.similarity}: {source.name} has {vectors}; leave it out")

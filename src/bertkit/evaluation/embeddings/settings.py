@@ -44,8 +44,8 @@ class RetrievalSettings(VectorSettings):
     split: str = Field("test", description="Name of the qrels file, without .tsv.")
     similarity: Literal["cosine", "dot", "maxsim"] | None = Field(
         None,
-        description="Similarity by which documents are ranked (default: cosine; for sparse vectors the dot product; for"
-        " token vectors maxsim).",
+        description="Similarity by which documents are ranked (default: the model's own, cosine if it names none; dot"
+        " for sparse vectors, maxsim for token vectors).",
     )
     cutoffs: list[int] = Field([1, 10, 100], min_length=1, description="Ranks at which recall is measured.")
     query_prompt: str | None = Field(

@@ -26,6 +26,7 @@ from bertkit.inference.embedder import Embedder
 from bertkit.inference.token_embedder import TokenEmbedder
 from bertkit.models.files.model_files import find_model
 from bertkit.models.sentence import TextReading
+from bertkit.models.similarity import Similarity
 from bertkit.text.word_split import word_places
 from bertkit.text.word_vectors import WordVectors, read_word_vectors
 
@@ -48,7 +49,8 @@ class VectorSource:
             vectors are a sparse matrix.
         notes: notes for the results.
         reading: the model's prompts.
-        is_sparse: whether vectors have weights of words (SPLADE), and are compared by the dot product.
+        is_sparse: whether vectors have weights of words (SPLADE).
+        similarity: how vectors are compared: cosine or dot.
         by_token: in place of `encode`, a model with a vector for each token (ColBERT); None: texts have one vector.
     """
 
@@ -59,7 +61,12 @@ class VectorSource:
     notes: dict[str, Any] = field(default_factory=dict)
     reading: TextReading = field(default_factory=TextReading)
     is_sparse: bool = False
+    similarity: Similarity = "cosine"
     by_token: TokenEmbedder | None = None
+
+    def similarities(self, first_NE: Any, second_NE: Any) -> Any:
+        """The similarity of each pair of rows, (N,) in float64."""
+        return cosines(first_NE, second_NE) if self.similarity == "cosine" else dot_products(first_NE, second_NE)
 
 
 def model_source(model: str, settings: VectorSettings, arguments: MeasurementArguments) -> VectorSource:
@@ -84,10 +91,10 @@ def model_source(model: str, settings: VectorSettings, arguments: MeasurementArg
             return embedder.sparse_vectors([first for (first,) in parts])
         return embedder.joined(parts)
 
-    tokenizer = embedder.tokenizer.fingerprint
-    return VectorSource(
-        model, embedder.fingerprint, tokenizer, encode, notes, embedder.reading, is_sparse=embedder.is_sparse
-    )
+    # A dense model that has been marked for the other similarity has other results.
+    fingerprint = embedder.fingerprint + ("" if embedder.is_sparse or embedder.similarity == "cosine" else "-dot")
+    tokenizer, similarity = embedder.tokenizer.fingerprint, embedder.similarity
+    return VectorSource(model, fingerprint, tokenizer, encode, notes, embedder.reading, embedder.is_sparse, similarity)
 
 
 def token_source(model: str, settings: VectorSettings, arguments: MeasurementArguments) -> VectorSource:
@@ -173,12 +180,17 @@ def _number(vectors: WordVectors, word: str) -> int | None:
 
 
 def cosines(first_NE: Any, second_NE: Any) -> Any:
-    """The cosine of each pair of rows, (N,) in float64; 0 if one is all zeros. Of sparse vectors, the dot product."""
-    if issparse(first_NE):
-        return np.asarray(first_NE.astype(np.float64).multiply(second_NE).sum(axis=1)).ravel()
+    """The cosine of each pair of rows, (N,) in float64; 0 if one is all zeros."""
     first, second = first_NE.astype(np.float64), second_NE.astype(np.float64)
     product = np.sqrt((first * first).sum(axis=1) * (second * second).sum(axis=1))
     return (first * second).sum(axis=1) / np.where(product > 0, product, 1.0)
+
+
+def dot_products(first_NE: Any, second_NE: Any) -> Any:
+    """The dot product of each pair of rows, (N,) in float64."""
+    if issparse(first_NE):
+        return np.asarray(first_NE.astype(np.float64).multiply(second_NE).sum(axis=1)).ravel()
+    return (first_NE.astype(np.float64) * second_NE).sum(axis=1)
 
 
 def encoded_once(source: VectorSource, *columns: Sequence[str]) -> list[Any]:

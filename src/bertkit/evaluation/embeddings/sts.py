@@ -1,4 +1,4 @@
-"""`bertkit eval sts`: does the cosine of sentence vectors rank pairs like human scores?
+"""`bertkit eval sts`: does the similarity of sentence vectors rank pairs like human scores?
 
 Reimers and Gurevych 2019, arXiv:1908.10084, section 4.1 (Spearman's correlation of the cosine with the scores); Gao et
 al. 2021, SimCSE, arXiv:2104.08821, appendix B: a year's subsets are concatenated before ranking ("all"), which gives
@@ -16,7 +16,7 @@ import numpy as np
 from bertkit.evaluation.embeddings.run import VectorArguments, measure, vector_source, with_interval
 from bertkit.evaluation.embeddings.settings import StsSettings
 from bertkit.evaluation.embeddings.similarity_sets import ScoredPairs, find_sets, table_pairs
-from bertkit.evaluation.embeddings.sources import VectorSource, cosines, encoded_once
+from bertkit.evaluation.embeddings.sources import VectorSource, encoded_once
 from bertkit.evaluation.run import EvaluationResult, single_score
 from bertkit.files import sha256_of
 from bertkit.metrics.regression import Pearson, pearson, spearman, spearman_value
@@ -71,8 +71,8 @@ def evaluate_sts(
 def scores_of(pairs: ScoredPairs, source: VectorSource) -> dict[str, Any]:
     """The correlations of a set."""
     first, second, scores = zip(*pairs.pairs, strict=True)
-    cosine_N = cosines(*encoded_once(source, first, second))
-    guesses = cosine_N.tolist()
+    similarity_N = source.similarities(*encoded_once(source, first, second))
+    guesses = similarity_N.tolist()
     found = {
         "spearman": with_interval(spearman(guesses, scores)["spearman"], guesses, scores, spearman_value),
         "pearson": with_interval(pearson(guesses, scores)["pearson"], guesses, scores, Pearson()),
@@ -80,8 +80,8 @@ def scores_of(pairs: ScoredPairs, source: VectorSource) -> dict[str, Any]:
     if len(pairs.subsets) > 1:
         ends = np.cumsum([len(each) for each in pairs.subsets.values()])[:-1]
         each = [
-            spearman_value(cosine_part, score_part)
-            for cosine_part, score_part in zip(np.split(cosine_N, ends), np.split(np.array(scores), ends), strict=True)
+            spearman_value(guess_part, score_part)
+            for guess_part, score_part in zip(*(np.split(all_N, ends) for all_N in (guesses, scores)), strict=True)
         ]
         found["spearman_mean"] = single_score(float(np.mean(each)) if np.isfinite(each).all() else None)
     return found

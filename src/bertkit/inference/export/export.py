@@ -35,15 +35,20 @@ from bertkit.models.conversion.pruning import dense
 from bertkit.models.files.hub import check_vocabulary, load_model, save_model, write_config, write_tokenizer
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, find_model, read_modules, weight_files
 from bertkit.models.headed import HeadedModel
+from bertkit.models.late_interaction import load_token_model, own_projection, write_token_files
 from bertkit.models.quantisation.quantised import is_quantised, quantise
 from bertkit.models.sentence import (
     VERSION_FILE,
     is_embedder,
+    is_of_colbert,
     is_token_encoder,
     load_sentence_model,
     settings_file,
 )
 from bertkit.models.weights import WeightReport
+from bertkit.tasks.embedding.late_interaction import register_markers
+from bertkit.tasks.embedding.token_reader import TokenReader
+from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import READ_FIRST, load_tokenizer
 
@@ -211,6 +216,8 @@ def _write_model(
 
 def _write_modules(source: Source, staging: Path) -> None:
     """For a directory of sentence-transformers: its other modules, and an embedder's maximum length."""
+    if is_of_colbert(source.directory) and source.tokenizer is not None:
+        _write_token_files(source, staging)
     if not source.has_modules:
         return
     _copy_steps(source, staging)
@@ -218,6 +225,18 @@ def _write_modules(source: Source, staging: Path) -> None:
         # sentence-transformers 6 reads the maximum length from here.
         limit = load_sentence_model(source.directory).max_tokens
         write_tokenizer(source.model, source.tokenizer, staging / source.inner, max_tokens=limit)
+
+
+def _write_token_files(source: Source, staging: Path) -> None:
+    """For a directory of ColBERT's own code: the files of a MultiVectorEncoder, with its linear map."""
+    model = load_token_model(source.directory)
+    weight = own_projection(model, source.directory).weight
+    limit = model.max_tokens
+    write_token_files(staging, weight, model.interaction, max_tokens=limit, reading=model.reading)
+    assert source.tokenizer is not None
+    write_tokenizer(source.model, source.tokenizer, staging, max_tokens=limit)
+    markers = TokenReader(SequenceEncoder(source.tokenizer, max_tokens=limit), model.interaction, model.reading).markers
+    register_markers(staging, markers)
 
 
 def _copy_steps(source: Source, staging: Path) -> None:

@@ -4,7 +4,7 @@ Not from a paper. index.json is written last and records the model of the vector
 to vectors of the same weights, config.json, pooling and tokenizer, so any other model is refused by its fingerprint.
 
     DIR/index.json      model, fingerprint, settings, kind, count, width, sha256 of the corpus
-    DIR/vectors.npy     float32, unit length; vectors.json once all are written
+    DIR/vectors.npy     float32, of unit length if the similarity is the cosine; vectors.json once all are written
     DIR/vectors.faiss   for ivf and hnsw
     DIR/vectors.npz     in place of both, for sparse vectors (SPLADE): scipy's form of a sparse matrix
     DIR/vectors.npy     of tokens (ColBERT): a row for each token, float32 or int8; vectors.starts.npy has the first row
@@ -96,6 +96,12 @@ class TextIndex:
     def is_by_token(self) -> bool:
         """Whether it has a vector for each token (ColBERT)."""
         return "tokens" in self.described
+
+    @property
+    def similarity(self) -> str:
+        """How its vectors are compared: cosine, dot or maxsim."""
+        earlier = "dot" if self.is_sparse else "maxsim" if self.is_by_token else "cosine"
+        return str(self.described.get("similarity", earlier))
 
     @property
     def settings(self) -> IndexSettings:
@@ -244,7 +250,8 @@ class TextIndex:
         settings = self.settings
         if embedder.is_sparse:
             return embedder.sparse_vectors([first for (first,) in embedder.parts(texts, settings.long, prompt)])
-        return finished(embedder.encode(texts, long=settings.long, prompt=prompt), embed_settings(settings))
+        encoded = embedder.encode(texts, long=settings.long, prompt=prompt)
+        return finished(encoded, embed_settings(settings, self.similarity))
 
 
 def _is_description(described: Mapping[str, Any]) -> bool:
@@ -315,6 +322,7 @@ def build_index(
         "format": _FORMAT,
         "fingerprint": embedder.fingerprint,
         "precision": embedder.precision,
+        "similarity": embedder.similarity,
         "settings": settings.model_dump(mode="json"),
         "corpus": sha256_of(corpus),
         "reading": dict(read_as),
@@ -373,7 +381,7 @@ def _build(
                 embedder,
                 kept,
                 directory / (_SPARSE if embedder.is_sparse else _VECTORS),
-                embed_settings(settings, is_sparse=embedder.is_sparse),
+                embed_settings(settings, embedder.similarity),
                 source=described,
                 known=known,
                 progress=progress,
@@ -415,7 +423,10 @@ def _indexed(
 
 
 def _differing(recorded: Mapping[str, Any], deciding: Mapping[str, Any], embedder: AnyEmbedder) -> list[str]:
-    """The names of what differs from a recorded index."""
+    """The names of what differs from a recorded index; one of an earlier version compares dense vectors by the
+    cosine."""
+    earlier = embedder.similarity if embedder.is_sparse or embedder.is_by_token else "cosine"
+    recorded = {"similarity": earlier, **recorded}
     if embedder.has_fingerprint(recorded.get("fingerprint")):
         recorded = {**recorded, "fingerprint": deciding["fingerprint"]}
     return [key for key, value in deciding.items() if recorded.get(key) != value]

@@ -87,7 +87,7 @@ def check_negatives(embedder: AnyEmbedder, settings: NegativeSettings) -> None:
 
 
 def _check_limit(found: TextIndex | AnyEmbedder, option: str, limit: float | None, *, largest: int = 1) -> None:
-    if limit is not None and abs(limit) > largest and not (found.is_sparse or found.is_by_token):
+    if limit is not None and abs(limit) > largest and found.similarity == "cosine":
         told = f"scores of dense vectors are cosines; give a number from -{largest} to {largest}"
         raise UsageError(f"{option} {limit:g}: {told}")
 

@@ -97,7 +97,7 @@ def search(
 ) -> list[dict[str, Any]]:
     """The hits of each query: `{"query", "hits": [{"id", "text", "score"}]}`, best first.
 
-    The score is the cosine (of sparse vectors the dot product, of token vectors MaxSim), the sum of reciprocal ranks of
+    The score is the index's similarity (cosine, dot product or MaxSim), the sum of reciprocal ranks of
     a hybrid search, or the reranker's.
 
     Raises:

@@ -51,14 +51,15 @@ class IndexSettings(Settings):
     later_fields: ClassVar[frozenset[str]] = frozenset({"query_prompt", "document_prompt", "dtype"})
 
 
-def embed_settings(settings: IndexSettings, *, is_sparse: bool = False) -> EmbedSettings:
-    """The settings with which the vectors of an index are computed; the weights of words are not scaled."""
+def embed_settings(settings: IndexSettings, similarity: str = "cosine") -> EmbedSettings:
+    """The settings with which the vectors of an index are computed; those compared by the dot product are not
+    scaled."""
     return EmbedSettings(
         dtype=settings.dtype,
         truncate=settings.truncate,
         long=settings.long,
         max_length=settings.max_length,
-        normalise=not is_sparse,
+        normalise=similarity != "dot",
         prompt=settings.document_prompt,
     )
 
@@ -88,7 +89,7 @@ class PairSettings(Settings):
 
     neighbours: int = Field(20, ge=1, description="Number of nearest texts that each text is compared with.")
     max_pairs: int = Field(10_000, ge=1, description="Maximum number of pairs; the most similar ones are kept.")
-    min_score: float = Field(0.0, description="Minimum cosine of a pair; of sparse vectors, minimum dot product.")
+    min_score: float = Field(0.0, description="Minimum score of a pair, as in a search.")
 
 
 class NegativeSettings(Settings):
@@ -99,8 +100,8 @@ class NegativeSettings(Settings):
     depth: int = Field(50, ge=1, description="Number of nearest texts from which negatives are taken.")
     max_score: float | None = Field(
         None,
-        description="Maximum score of anchor and negative: cosine, of sparse vectors dot product, of token vectors"
-        " MaxSim (default: no limit).",
+        description="Maximum score of anchor and negative: cosine or dot product, of token vectors MaxSim (default: no"
+        " limit).",
     )
     margin: float = Field(
         0.0,

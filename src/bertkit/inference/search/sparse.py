@@ -70,4 +70,4 @@ def check_sparse_index(settings: IndexSettings) -> None:
         raise UsageError(
             f"--kind {settings.kind}: for dense vectors, but the model computes sparse ones (SPLADE); leave it out"
         )
-    check_sparse_settings(embed_settings(settings, is_sparse=True))
+    check_sparse_settings(embed_settings(settings, "dot"))

@@ -1,7 +1,7 @@
-"""Nearest neighbours by cosine, with FAISS: over all vectors, over cells around centres, or along a graph.
+"""Nearest neighbours by the inner product, with FAISS: over all vectors, over cells around centres, or along a graph.
 
 Douze et al. 2024, The FAISS library, arXiv:2401.08281; Jégou et al. 2011 (inverted files); Malkov and Yashunin 2018,
-HNSW, arXiv:1603.09320. Vectors have unit length, so their product is the cosine. They are read in blocks from a
+HNSW, arXiv:1603.09320. If vectors have unit length, their product is the cosine. They are read in blocks from a
 memory-mapped .npy file: memory is needed only for FAISS's own copy.
 
 Shapes: N vectors, E width, Q queries, K hits.
@@ -82,7 +82,7 @@ def build(vectors_NE: Float32Array, kind: IndexKind, *, progress: Progress = sil
     """A FAISS index of these vectors, added in blocks.
 
     Args:
-        vectors_NE: of unit length; may be a memory map.
+        vectors_NE: may be a memory map.
         kind: of the index.
         progress: the display.
 
@@ -145,7 +145,7 @@ def set_probes(index: Any, probes: int | None) -> None:
 
 
 def nearest(index: Any, query_QE: Any, count: int) -> tuple[Float32Array, Int64Array]:
-    """Cosines (for a `SparseIndex` dot products, for a `TokenIndex` scores) and numbers of the nearest vectors, (Q, K),
+    """Products (for a `TokenIndex` scores) and numbers of the nearest vectors, (Q, K),
     nearest first; -1 if the index found fewer."""
     count = min(count, int(index.ntotal))
     if hasattr(index, "hnsw"):

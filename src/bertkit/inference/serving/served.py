@@ -21,6 +21,7 @@ from bertkit.inference.predict import head_kind
 from bertkit.models.files.hub import read_config
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, read_modules
 from bertkit.models.sentence import is_embedder, is_sparse_embedder, is_token_encoder
+from bertkit.models.similarity import Similarity
 from bertkit.tasks.choice import completed
 from bertkit.tasks.embedding.token_reader import TokenSequence
 from bertkit.tasks.examples import ChoiceExample, QuestionExample, SentenceExample, TaggedExample, TextExample
@@ -71,7 +72,7 @@ class ServedModel:
 
         A directory of sentence-transformers gives vectors; a model with a task head gives predictions; one with a
         masked-LM head fills masks and gives vectors; any other model gives vectors. Models with vectors rerank by
-        cosine, those with sparse vectors (SPLADE) by the dot product; models with a vector for each token (ColBERT)
+        their own similarity, cosine or dot product; models with a vector for each token (ColBERT)
         only rerank; models that predict a number, and were not
         trained on single texts, rerank by the number of a pair.
 
@@ -226,6 +227,14 @@ def _cut_work(sequences: Sequence[TextSequence | TokenSequence]) -> Work:
     """The work of sequences that are already cut."""
     cut = sum(each.cut > 0 for each in sequences)
     return Work(list(sequences), [len(each.ids) for each in sequences], cut)
+
+
+def similarities(query_E: np.ndarray[Any, Any], vector_NE: np.ndarray[Any, Any], similarity: Similarity) -> list[float]:
+    """Cosine or dot product of one vector with each of several, in float64."""
+    if similarity == "cosine":
+        return cosine(query_E, vector_NE)
+    scores: list[float] = (vector_NE.astype(np.float64) * query_E).sum(axis=-1).tolist()
+    return scores
 
 
 def cosine(query_E: np.ndarray[Any, Any], vector_NE: np.ndarray[Any, Any]) -> list[float]:

@@ -30,7 +30,7 @@ from bertkit.inference.serving.requests import (
     RerankRequest,
     SparseRequest,
 )
-from bertkit.inference.serving.served import ROUTES, Ability, ServedModel, Work, WorkKind, cosine
+from bertkit.inference.serving.served import ROUTES, Ability, ServedModel, Work, WorkKind, similarities
 from bertkit.inference.serving.settings import ServeSettings
 from bertkit.inference.sparse_vectors import weights_by_word
 from bertkit.models.late_interaction import score
@@ -135,7 +135,7 @@ class Service:
         elif "embed" in model.abilities:
             make = partial(model.ranking_work, place=_of_ranking)
             work, vectors = await self._done(model, "embed", "documents", texts, make, place=_of_ranking)
-            scores = cosine(vectors[0], np.stack(vectors[1:]))
+            scores = similarities(vectors[0], np.stack(vectors[1:]), model.model.embedder.similarity)
         elif "embed_sparse" in model.abilities:
             make = partial(model.ranking_work, place=_of_ranking)
             work, vectors = await self._done(model, "embed_sparse", "documents", texts, make, place=_of_ranking)

@@ -208,7 +208,7 @@ def _remedy(path: Path) -> str:
 CONFIG_FILE = "config.json"
 MODULES_FILE = "modules.json"
 """File of a sentence-transformers directory, whose encoder may be in a subdirectory."""
-_SMALL_FILES = ["*.json", "*.txt", "*.model"]
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "artifact.metadata"]
 _SAFE_WEIGHTS = ["*.safetensors"]
 _PICKLED_WEIGHTS = (PICKLE, "pytorch_model-*.bin")
 # Other frameworks' copies of the same weights.

@@ -1,4 +1,4 @@
-"""Evaluation of vectors: the cosines of pairs against scores, or whether the nearest text is the positive.
+"""Evaluation of vectors: the similarities of pairs against scores, or whether the nearest text is the positive.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 4: Spearman's correlation of cosine and score. As in
 sentence-transformers' evaluators, a triplet is right if the positive is nearest; pairs without a label are right if
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from scipy.sparse import issparse, vstack
 
 from bertkit.arrays import Float64Array
 from bertkit.models.late_interaction import all_scores
+from bertkit.models.similarity import Similarity
 from bertkit.tasks.base import Prediction
 from bertkit.tasks.examples import SentenceExample
 
@@ -56,20 +58,23 @@ def reference(example: SentenceExample) -> Any:
     return None if len(example.texts) == 1 or isinstance(example.label, str) else POSITIVE
 
 
-def predicted(examples: Sequence[SentenceExample], outputs: Sequence[Any]) -> list[Prediction]:
-    """The cosine of each pair; for triplets and pairs without a label, which text is nearest to the anchor.
+def predicted(
+    examples: Sequence[SentenceExample], outputs: Sequence[Any], similarity: Similarity = "cosine"
+) -> list[Prediction]:
+    """The similarity of each pair; for triplets and pairs without a label, which text is nearest to the anchor.
 
     Args:
         examples: of one split.
-        outputs: the vectors of each example's texts, (A, E); sparse matrices are compared by the dot product in place
-            of the cosine, lists of a matrix of token vectors per text by MaxSim.
+        outputs: the vectors of each example's texts, (A, E); sparse matrices are compared by the dot product, lists of
+            a matrix of token vectors per text by MaxSim.
+        similarity: of other vectors.
     """
     kind = compared(examples)
     if kind is PairEvaluation.PAIRS:
-        return _nearest_of_all(examples, outputs)
+        return _nearest_of_all(examples, outputs, similarity)
     found = []
     for example, vectors_AE in zip(examples, outputs, strict=True):
-        cosines = _similarities(vectors_AE)
+        cosines = _similarities(vectors_AE, similarity)
         if kind is PairEvaluation.TRIPLETS:
             best = int(np.argmax(cosines))
             # If a negative is equally near, or a vector is not finite, the positive does not win.
@@ -80,18 +85,20 @@ def predicted(examples: Sequence[SentenceExample], outputs: Sequence[Any]) -> li
     return found
 
 
-def _similarities(vectors_AE: Any) -> list[float]:
+def _similarities(vectors_AE: Any, similarity: Similarity) -> list[float]:
     """The similarities of an example's first text to the others."""
     if isinstance(vectors_AE, list):
         found: list[float] = all_scores(vectors_AE[:1], vectors_AE[1:])[0].tolist()
         return found
-    normal_AE = vectors_AE.toarray().astype(np.float64) if issparse(vectors_AE) else _normal(vectors_AE)
+    normal_AE = vectors_AE.toarray().astype(np.float64) if issparse(vectors_AE) else _scaled(vectors_AE, similarity)
     return (normal_AE[1:] @ normal_AE[0]).tolist()  # type: ignore[no-any-return]  # of an untyped product
 
 
-def _nearest_of_all(examples: Sequence[SentenceExample], outputs: Sequence[Any]) -> list[Prediction]:
+def _nearest_of_all(
+    examples: Sequence[SentenceExample], outputs: Sequence[Any], similarity: Similarity
+) -> list[Prediction]:
     by_token = isinstance(outputs[0], list)
-    stacked: Any = list if by_token else _stacked
+    stacked: Any = list if by_token else partial(_stacked, similarity=similarity)
     anchor_IE, positive_IE = (stacked([vectors[place] for vectors in outputs]) for place in (0, 1))
     found: list[Prediction] = []
     for first in range(0, len(examples), _ROWS):
@@ -106,11 +113,14 @@ def _nearest_of_all(examples: Sequence[SentenceExample], outputs: Sequence[Any])
     return found
 
 
-def _stacked(rows: Sequence[Any]) -> Any:
-    """One vector per example, (I, E), of length one if they are not sparse."""
-    return vstack(rows).astype(np.float64).tocsr() if issparse(rows[0]) else _normal(np.stack(rows))
+def _stacked(rows: Sequence[Any], similarity: Similarity) -> Any:
+    """One vector per example, (I, E), whose products are similarities."""
+    return vstack(rows).astype(np.float64).tocsr() if issparse(rows[0]) else _scaled(np.stack(rows), similarity)
 
 
-def _normal(vectors: NDArray[Any]) -> Float64Array:
+def _scaled(vectors: NDArray[Any], similarity: Similarity) -> Float64Array:
+    """Of length one for cosines."""
     wide = vectors.astype(np.float64)
+    if similarity == "dot":
+        return np.asarray(wide)
     return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-12))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.splade import WORDS_HEAD
+from bertkit.models.splade import WORDS_HEAD, MostWords
 from bertkit.tasks.base import Features, Prediction, TaskBatch
 from bertkit.tasks.embedding.losses.flops import Sparsity
 from bertkit.tasks.embedding.losses.simcse import SimcseLoss
@@ -38,6 +39,7 @@ class SparseEmbedding(Embedding):
     Args:
         arguments, settings: of `Embedding`.
         sparsity: the penalty of vectors with many weights; None: none.
+        most_words: the greatest number of weights of a finished vector; the loss reads all of them. None: no limit.
 
     Raises:
         UsageError: the loss, or another setting, does not fit sparse vectors.
@@ -45,9 +47,12 @@ class SparseEmbedding(Embedding):
 
     head: ClassVar[str] = WORDS_HEAD
 
-    def __init__(self, *arguments: Any, sparsity: Sparsity | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, sparsity: Sparsity | None = None, most_words: int | None = None, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
         self.sparsity = sparsity
+        self.most_words = most_words
         self._growth = 1.0
         name = getattr(self.objective, "name", "")
         if self.matryoshka is not None:
@@ -81,7 +86,11 @@ class SparseEmbedding(Embedding):
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[Any]:
         """The vectors of each example's texts, a sparse matrix (A, V)."""
-        return [csr_matrix(each) for each in super().decode(model, hidden_TD, batch)]
+        found = super().decode(model, hidden_TD, batch)
+        if self.most_words is not None:
+            cut = MostWords(self.most_words)
+            found = [cut.forward(torch.from_numpy(each)).numpy() for each in found]
+        return [csr_matrix(each) for each in found]
 
     def predictions(
         self, examples: Sequence[SentenceExample], features: Features, outputs: Sequence[Any]

@@ -1,7 +1,7 @@
 """The embedding task: each text becomes a vector, and a loss compares the vectors.
 
 Reimers and Gurevych 2019, Sentence-BERT, arXiv:1908.10084, section 3. A training example has one or more texts, each a
-separate sequence; `logits` are their vectors. Evaluation uses the cosines (similarity.py), never the loss.
+separate sequence; `logits` are their vectors. Evaluation uses the similarities (similarity.py), never the loss.
 
 A loss that compares a batch's examples reads the whole batch. If it is larger than a micro-batch, the vectors of all
 parts are computed first, and each part again in the backward pass (finetuning/loss_terms.py). Memory therefore does not
@@ -33,6 +33,7 @@ from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.sentence import AnyPooling, TextReading, pooled
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.models.similarity import Similarity
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
 from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words, words_of_tokens
@@ -73,9 +74,12 @@ class Embedding(Task):
         largest_score: scores are divided by this.
         has_teacher: whether the loss uses a teacher in place of labels.
         reading: what is done with a text before it is tokenised; None: nothing.
+        similarity: how vectors are compared if the loss does not determine it.
     """
 
     head: ClassVar[str] = "sentence_vector"
+    most_words: int | None = None
+    """The greatest number of weights of a sparse vector; None: no limit."""
     metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("spearman", "pearson", ACCURACY)}
 
     def __init__(
@@ -90,6 +94,7 @@ class Embedding(Task):
         largest_score: float = 1.0,
         has_teacher: bool = False,
         reading: TextReading | None = None,
+        similarity: Similarity = "cosine",
     ) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.objective = loss
@@ -100,6 +105,7 @@ class Embedding(Task):
         self.largest_score = largest_score
         self.has_teacher = has_teacher
         self.reading = reading or TextReading()
+        self.similarity: Similarity = loss.compared_by or similarity
 
     def vector_width(self, encoder: Encoder) -> int:
         """E for this encoder."""
@@ -275,7 +281,7 @@ class Embedding(Task):
     def predictions(
         self, examples: Sequence[SentenceExample], features: Features, outputs: Sequence[NDArray[Any]]
     ) -> list[Prediction]:
-        return predicted(examples, outputs)
+        return predicted(examples, outputs, self.similarity)
 
     def gold(self, example: SentenceExample) -> Any:
         return reference(example)
@@ -294,6 +300,8 @@ class Embedding(Task):
             normalise=self.normalise,
             max_tokens=max_tokens,
             reading=self.reading,
+            similarity=self.similarity,
+            most_words=self.most_words,
         )
 
     def fitting_metrics(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:

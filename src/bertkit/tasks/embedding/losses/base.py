@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.similarity import Similarity
 from bertkit.settings import Settings
 
 TargetKind = Literal["score", "class", "margins", "vectors"]
@@ -79,6 +80,12 @@ class EmbeddingLoss(Settings):
     rebuilds_text: ClassVar[bool] = False
     """Whether words of the text are deleted before embedding, and the text is reconstructed from the vector."""
 
+    @property
+    def compared_by(self) -> Similarity | None:
+        """The similarity that is trained, by which the finished model's vectors are compared; None: the initial
+        model's."""
+        return None
+
     def count(self, examples: int) -> int:
         """The divisor of the sum: the number of examples, or 1 for a loss of the batch as a whole."""
         return examples
@@ -131,6 +138,10 @@ class TaughtScoresLoss(EmbeddingLoss):
     texts: ClassVar[tuple[int, int | None]] = (3, None)
     wanted: ClassVar[TargetKind | None] = "margins"
     reads_scores: ClassVar[ScoredTexts | None] = "own"
+
+    @property
+    def compared_by(self) -> Similarity | None:
+        return "dot"
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         anchor_I1E, others_INE = batch.vectors_IAE[:, :1], batch.vectors_IAE[:, 1:]

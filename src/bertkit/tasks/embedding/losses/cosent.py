@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.similarity import Similarity
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, cosine, of_whole_batch, pair
 
 
@@ -27,6 +28,10 @@ class RankingLoss(EmbeddingLoss):
 
     wanted: ClassVar[TargetKind | None] = "score"
     compares_examples: ClassVar[bool] = True
+
+    @property
+    def compared_by(self) -> Similarity | None:
+        return "cosine"
 
     def count(self, examples: int) -> int:
         return 1

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.similarity import Similarity
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, TargetKind, TextVectors, cosine, mean_of, pair
 
 
@@ -20,6 +21,10 @@ class CosineLoss(EmbeddingLoss):
 
     wanted: ClassVar[TargetKind | None] = "score"
     compares_bounded_scores: ClassVar[bool] = True
+
+    @property
+    def compared_by(self) -> Similarity | None:
+        return "cosine"
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         return mean_of((cosine(*pair(batch)) - batch.wanted) ** 2)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertkit.models.loss_sum import LossSum
+from bertkit.models.similarity import Similarity
 from bertkit.tasks.embedding.losses.base import EmbeddingLoss, ScoredTexts, TextVectors, unit
 
 
@@ -58,6 +59,10 @@ class MultipleNegativesLoss(EmbeddingLoss):
         if isinstance(given, dict) and given.get("similarity") in ("dot", "maxsim"):
             return {"scale": 1.0} | given
         return given
+
+    @property
+    def compared_by(self) -> Similarity | None:
+        return None if self.similarity == "maxsim" else self.similarity
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         return self.among(batch.vectors_IAE, batch.text_IA)
