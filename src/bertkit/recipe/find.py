@@ -44,7 +44,7 @@ def find_recipe(name: str, extended_by: Path | None = None) -> Path:
         if path.exists() and not path.is_dir() and not (extended_by and path.samefile(extended_by)):
             return path
     if not extended_by and (hint := _taken_for_a_recipe(Path(name))):
-        raise UsageError(f"{name!r}: {hint}")
+        raise UsageError(f"{name!r} {hint}")
     known = [*(path.stem for folder in (Path(), Path("recipes")) for path in folder.glob("*.yaml")), *recipe_names()]
     near = get_close_matches(_stem(name), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`bertkit recipes list` shows what ships"
