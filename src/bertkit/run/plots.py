@@ -70,7 +70,7 @@ def _draw(
         label = name.removeprefix(_ACCURACY)
         shares.plot(*_points(rows, name), color="black", linestyle=dashes, marker=marker, markersize=3, label=label)
     if baseline is not None:
-        shares.axhline(baseline, color="0.5", linestyle=":", label="masked_lm, unigram baseline")
+        shares.axhline(baseline, color="0.5", linestyle=":", label="masked words, unigram baseline")
     shares.set(xlabel="tokens read (millions)", ylabel="held-out accuracy", ylim=(0, None))
     for axes in (losses, shares):
         axes.grid(color="0.9")
