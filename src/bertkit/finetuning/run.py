@@ -33,7 +33,8 @@ from bertkit.jobs.settings import ExecutorSettings
 from bertkit.progress import Progress, silent_progress
 from bertkit.ranks import current
 from bertkit.recipe.hashing import what_hash
-from bertkit.run.directory import INNER_RUNS, RESULTS, SUITE_FILE, RunDirectory, RunIdentity
+from bertkit.recipe.resolve import load_any
+from bertkit.run.directory import INNER_RUNS, RECIPE, RESULTS, SUITE_FILE, RunDirectory, RunIdentity
 from bertkit.run.find import run_of_suite
 from bertkit.run.finished import changed_fingerprints
 from bertkit.run.trackers import require_trackers
@@ -347,7 +348,9 @@ def finished_run(
             continue
         record = run.record
         whole = record["status"] == "done" and run.model.exists()
-        if not whole or (record["kind"], record["what_hash"]) != (recipe.kind, digest):
+        if not whole or record["kind"] != recipe.kind:
+            continue
+        if record.get("what_hash") != digest and _what_hash_today(run) != digest:
             continue
         is_own = suite != root and path.is_relative_to(suite)
         if (not is_own and record.get("code_sha256", code_sha256()) != code_sha256()) or result_errors(run):
@@ -358,3 +361,13 @@ def finished_run(
         if has_metrics and not changed_fingerprints(record["fingerprints"], joint_fingerprints(prepared)):
             return run
     return None
+
+
+def _what_hash_today(run: RunDirectory) -> str | None:
+    """The current hash of a run's recipe; versions with other key names recorded another. None for a suite."""
+    if (run.path / SUITE_FILE).exists():
+        return None
+    try:
+        return what_hash(load_any(str(run.path / RECIPE)))
+    except UsageError:
+        return None
