@@ -54,6 +54,7 @@ PUBLISHED = {
     "roberta-large": (355_412_057, 355_359_744),
     # BERT base, its masked-LM head and one more layer.
     "retromae": (109_514_298 + 7_087_872, 109_482_240),
+    "dupmae": (109_514_298 + 7_087_872, 109_482_240),
     # 270M and 550M; as released.
     "xlm-roberta": (278_295_186, 278_043_648),
     "xlm-roberta-large": (560_142_482, 559_890_432),

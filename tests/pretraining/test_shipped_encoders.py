@@ -103,6 +103,16 @@ def test_retromae_has_the_values_of_its_readme() -> None:
     assert recipe.init == recipe.tokenizer.path == "google-bert/bert-base-uncased"
 
 
+def test_dupmae_is_retromae_with_normed_queries_and_the_words_of_the_text() -> None:
+    recipe, retromae = load_recipe("dupmae"), load_recipe("retromae")
+    assert recipe.optimisation == retromae.optimisation
+    assert recipe.data == retromae.data
+    masked, decoded, words = recipe.objectives
+    assert masked == retromae.objectives[0]
+    assert decoded == retromae.objectives[1].model_copy(update={"query": "normed"})
+    assert (words.term, words.weight) == ("bag_of_words", 0.1)
+
+
 def test_mpnet_has_the_values_of_its_code_and_readme() -> None:
     recipe = load_recipe("mpnet")
     optimizer, schedule = recipe.optimisation.optimizer, recipe.optimisation.schedule

@@ -56,6 +56,7 @@ OBJECTIVES: list[list[Any]] = [
     ["masked_lm", "next_sentence"],
     [_SPANS, "span_boundary"],
     ["masked_lm", "enhanced_decoding"],
+    ["masked_lm", "bag_of_words"],
     ["masked_lm", {"replaced_token": {"generator_size": 0.5, "tie": "none"}}],
     ["two_tower_cloze", {"noise_contrastive": {"generator_size": 0.5, "tie": "none"}}],
     ["masked_lm", {"word_order": {"share": 0.15}}],

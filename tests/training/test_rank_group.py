@@ -79,7 +79,7 @@ OBJECTIVES = {
     "pairs": "[masked_lm: {max_predictions: 4}, next_sentence]",
     "generator": "[masked_lm, replaced_token]",
     "spans": "[masked_lm: {units: {name: spans}}, span_boundary]",
-    "decoded": "[masked_lm, enhanced_decoding]",
+    "decoded": "[masked_lm, enhanced_decoding, bag_of_words]",
     "order": "[masked_lm, word_order]",
     "random": "[random_token_detection]",
 }

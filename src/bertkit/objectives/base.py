@@ -170,6 +170,10 @@ class Objective(Settings, ABC):
             return batch.targets[self.term].count
         return batch.num_tokens if self.states == "tokens" else batch.num_sequences
 
+    def head_states(self, predictions: float, tokens: float, sequences: float) -> float:
+        """The number of states that its token and vocabulary heads read, given these numbers, for FLOPs."""
+        return predictions
+
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:
         """The tokens whose states its loss reads, in any order and possibly repeated; None if it reads all."""
         if self.states == "targets":

@@ -12,8 +12,7 @@ special tokens are never hidden; the head is the masked LM's.
 Quirks left: in the released code, the means are those of each process's micro-batch.
 
 The decoders of DupMAE (Xiao et al. 2022, arXiv:2211.08769) and of BGE (FlagOpen/FlagEmbedding, research/old-examples)
-read queries that went through the embeddings' norm: `query: normed`. DupMAE's loss on the words of the text from the
-states of its other tokens is left out.
+read queries that went through the embeddings' norm: `query: normed`. DupMAE's second loss is bag_of_words.py.
 
 Shapes: T packed tokens, B sequences, M predicted tokens, D width, C bytes with one bit for each mask; R masks of all
 sequences, U tokens of R copies.
@@ -21,7 +20,6 @@ sequences, U tokens of R copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -37,7 +35,6 @@ from bertkit.data.config import DataConfig
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.shards import TokenShards
-from bertkit.errors import UsageError
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.enhanced_decoder import EnhancedDecoder, HiddenKeys
 from bertkit.models.families.bert import NormedEmbeddings, segment_types
@@ -45,11 +42,12 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
 from bertkit.models.recorder import Scope
 from bertkit.models.selective_encoder import LayeredEncoder
-from bertkit.objectives.base import Objective, States, Target
+from bertkit.objectives.base import States
 from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Tokens, Words
 from bertkit.objectives.masking.base import spread
 from bertkit.objectives.schedule import Rate, rate_at
+from bertkit.objectives.unmasked_text import UnmaskedText
 from bertkit.text.tokenizer import Tokenizer
 
 MASKS = 256
@@ -58,12 +56,8 @@ MASKS = 256
 _TOKENS_AT_ONCE = 1024
 """Tokens of the texts for which all masks are drawn at a time: each is copied up to 256 times."""
 
-_NEEDS_MASKED_LM = (
-    "objective.enhanced_decoding needs masked_lm, which trains the encoder and the head; add `- masked_lm`"
-)
 
-
-class EnhancedDecoding(Objective):
+class EnhancedDecoding(UnmaskedText):
     """Predict every token of the text by a decoder of one layer that reads the first token's state."""
 
     rate: Rate = Field(
@@ -80,9 +74,7 @@ class EnhancedDecoding(Objective):
     )
 
     term: ClassVar[str] = "enhanced_decoding"
-    target: ClassVar[Target | None] = "token"
     states: ClassVar[States] = "targets"
-    rank: ClassVar[int] = MaskedLM.rank + 1
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -97,16 +89,6 @@ class EnhancedDecoding(Objective):
             )
         return found
 
-    def combination_errors(self, objectives: Sequence[Objective]) -> list[str]:
-        if not any(each.term == MaskedLM.term for each in objectives):
-            return [_NEEDS_MASKED_LM]
-        return [
-            f"objective.{self.term} predicts the tokens of the text, but objective.{each.term} changes or chooses some,"
-            " too; leave one of the two out"
-            for each in objectives
-            if each.draws and each.term not in (self.term, MaskedLM.term)
-        ]
-
     def prepared(self, tokenizer: Tokenizer, shards: TokenShards) -> Self:
         return self.model_copy(update={"units": self.units.prepared(tokenizer, shards)})
 
@@ -117,18 +99,13 @@ class EnhancedDecoding(Objective):
         Raises:
             UsageError: if no masked LM has chosen tokens.
         """
-        masked = samples.targets.get(MaskedLM.term)
-        if masked is None:
-            raise UsageError(_NEEDS_MASKED_LM)
-        ids_T = samples.ids_T.copy()
-        ids_T[masked.index_M] = masked.id_M
-        text = samples.with_changes(ids_T=ids_T)
+        text = self.unmasked(samples)
         # The decoder reads the state of the first token in place of the token, even if it is one of the text.
         index_M = np.flatnonzero(~samples.fixed_T & (samples.position_T > 0))
         mask_T = samples.uniform_T(draw, "decode/mask") * np.minimum(samples.lengths_B, MASKS)[samples.sequence_T]
         hidden_TC = np.concatenate([self._hidden(part, vocabulary, draw) for part in text.split(_TOKENS_AT_ONCE)])
         columns = {"hidden": hidden_TC[index_M], "mask": mask_T[index_M].astype(np.int64)}
-        return samples.with_targets(self.term, Targets(index_M, ids_T[index_M], columns=columns))
+        return samples.with_targets(self.term, Targets(index_M, text.ids_T[index_M], columns=columns))
 
     def _hidden(self, text: Samples, vocabulary: Vocabulary, draw: Draw) -> NDArray[np.uint8]:
         """The masks that hide each token, (T, C): bit k of its bytes, the lowest first, is mask k's."""
@@ -184,10 +161,6 @@ class EnhancedDecoding(Objective):
         return encoder.dropout(
             embeddings.norm(query_TD + embeddings.token_type(segment_types(text, embeddings.token_type)))
         )
-
-    def described(self, targets: Targets, tokenizer: Tokenizer) -> list[str | None]:
-        """Nothing: every token is its own target."""
-        return [None] * targets.id_M.size
 
 
 def _copies(text: Samples, copies_B: Int64Array) -> tuple[Samples, Int64Array, Int64Array]:

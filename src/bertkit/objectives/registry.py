@@ -6,6 +6,7 @@ docs/add-an-objective.md is a worked example.
 from __future__ import annotations
 
 from bertkit.models.heads import add_head
+from bertkit.objectives.bag_of_words import BagOfWords
 from bertkit.objectives.base import Objective
 from bertkit.objectives.capitalisation import Capitalisation
 from bertkit.objectives.causal_lm import CausalLM
@@ -40,6 +41,7 @@ def register(kind: type[Objective]) -> None:
 
 
 register(BackwardLM)
+register(BagOfWords)
 register(Capitalisation)
 register(CausalLM)
 register(Denoising)

@@ -136,7 +136,7 @@ def _stretches_of(
     length = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
     for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
         mean_count = partial(_mean_count, stage=stage, first=first, end=end)
-        predictions = head_rows(stage.recipe.objectives, mean_count)
+        predictions = head_rows(stage.recipe.objectives, mean_count, length)
         in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
         step = step_flops(
             model,

@@ -81,7 +81,7 @@ def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objective
         flops += step_flops(
             model,
             **sizes_of(batch.sequences.cu_seqlens_B1.diff()),
-            predictions=head_rows(objectives, methodcaller("count", batch)),
+            predictions=head_rows(objectives, methodcaller("count", batch), batch.num_tokens, batch.num_sequences),
             source_share=1.0 if batch.pairs is None else batch.pairs.source_tokens / batch.num_tokens,
         )
         for owner, own in readers(model, objectives):
@@ -117,18 +117,22 @@ def unread_flops(owner: HeadedModel, tokens: float) -> float:
     return 2.0 * _BACKWARD_AND_FORWARD * tokens * weights
 
 
-def head_rows(objectives: Sequence[Objective], count: Callable[[Objective], float]) -> dict[str, float]:
+def head_rows(
+    objectives: Sequence[Objective], count: Callable[[Objective], float], tokens: float, sequences: float = 1.0
+) -> dict[str, float]:
     """The number of states that each vocabulary or token head reads, by the head's name.
 
     Args:
         objectives: their heads are counted.
         count: an objective's number of predictions.
+        tokens: T.
+        sequences: B.
     """
     rows: dict[str, float] = defaultdict(float)
     for objective in objectives:
         for head in objective.heads:
             if HEAD_KINDS[head] != "sequences":
-                rows[head] += count(objective)
+                rows[head] += objective.head_states(count(objective), tokens, sequences)
     return rows
 
 

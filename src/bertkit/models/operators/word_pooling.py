@@ -1,7 +1,8 @@
-"""SPLADE's pooling: a weight for every word of the vocabulary from the logits of a text's tokens.
+"""A number for every word of the vocabulary from the logits of a text's tokens: SPLADE's weights, the greatest logits.
 
 Formal et al. 2021, SPLADE, arXiv:2107.05720, section 3.2: the sum over the tokens of log(1 + relu(logit)); SPLADE v2,
-arXiv:2109.10086, section 3.1: the maximum. The logits of all tokens would be the largest tensors of a step. Here the
+arXiv:2109.10086, section 3.1: the maximum. DupMAE (Xiao et al. 2022, arXiv:2211.08769) takes the maximum of the logits
+themselves. The logits of all tokens would be the largest tensors of a step. Here the
 vocabulary is processed a part at a time, and the logits of a part are freed. For the maximum, the backward pass needs
 only the token that has it; for the sum, the logits are computed again. Sibling vocabulary.py processes losses.
 
@@ -37,13 +38,24 @@ def word_weights(
         kind: how the tokens are pooled.
         at_once: words whose logits are in memory at once.
     """
+    if kind == "sum":
+        return _pooled(projection, starts_B1, sums=True, at_once=at_once)
+    # The logarithm grows with the logit, so the maximum can be taken first.
+    return torch.log1p(torch.relu(greatest_logits(projection, starts_B1, at_once=at_once)))
+
+
+def greatest_logits(projection: VocabularyProjection, starts_B1: Tensor, *, at_once: int = WORDS_AT_ONCE) -> Tensor:
+    """The greatest logit of each word over a sequence's tokens, (B, V) in float32; arguments as in `word_weights`."""
+    return _pooled(projection, starts_B1, sums=False, at_once=at_once)
+
+
+def _pooled(projection: VocabularyProjection, starts_B1: Tensor, *, sums: bool, at_once: int) -> Tensor:
     cast = projection.in_precision()
     with torch.autocast(cast.states_ME.device.type, enabled=False):
         pooled_BV: Tensor = _PooledWords.apply(  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
-            cast.states_ME, cast.weight_VE, cast.bias_V, starts_B1.tolist(), kind == "sum", at_once
+            cast.states_ME, cast.weight_VE, cast.bias_V, starts_B1.tolist(), sums, at_once
         )
-        # The logarithm grows with the logit, so the maximum can be taken first.
-        return pooled_BV if kind == "sum" else torch.log1p(torch.relu(pooled_BV))
+        return pooled_BV
 
 
 class _PooledWords(torch.autograd.Function):
