@@ -134,6 +134,7 @@ class Tracer:
         self.module = str(module)
         self.reached: dict[int, set[str]] = defaultdict(set)
         self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
         self.test = ""
 
     def trace(self, frame: Any, event: str, argument: Any) -> Any:
@@ -153,9 +154,15 @@ class Tracer:
     def pytest_runtest_call(self, item: pytest.Item) -> None:
         self.test = item.nodeid
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         sys.settrace(None)
         self.seconds[nodeid] += time.process_time()
+        if nodeid in self.failed:  # it would seem to notice every mutant
+            del self.seconds[nodeid]
 
 
 def run_tests(scratch: Path, tests: list[str], tracer: Tracer | None = None) -> bool:

@@ -15,11 +15,14 @@ from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_kinds import KINDS, write_kind
 from tests.tasks.tiny_task import write_model
 
-from bertkit.evaluation.runs_diff import compare_runs
+from bertkit.evaluation.runs_diff import agreement, compare_runs
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
+from bertkit.tasks.base import Prediction
+from bertkit.tasks.catalogue import find_task
+from bertkit.tasks.examples import TextExample
 from bertkit.tasks.readers import load_split
 
 Bertkit = Callable[..., Any]
@@ -99,8 +102,8 @@ def test_the_difference_is_that_of_the_scores_and_the_counts_add_up(
     assert found["score_a"] == pytest.approx(a_right.mean())
     assert found["score_b"] == pytest.approx(b_right.mean())
     assert found["difference"] == pytest.approx(b_right.mean() - a_right.mean())
-    agreement = found["agreement"]
-    assert agreement == {
+    counts = found["agreement"]
+    assert counts == {
         "same": int((a_right == b_right).sum()),
         "both_right": int((a_right & b_right).sum()),
         "only_a": int((a_right & ~b_right).sum()),
@@ -111,6 +114,13 @@ def test_the_difference_is_that_of_the_scores_and_the_counts_add_up(
     turned = json.loads(bertkit("runs", "diff", second, first, "--resamples", "500", "--json").stdout)["comparisons"][0]
     assert turned["difference"] == -found["difference"]
     assert turned["p_value"] == pytest.approx(found["p_value"], abs=0.1)
+
+
+def test_numbers_are_compared_by_their_distance_to_the_gold_one() -> None:
+    gold, a, b = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.5, 3.5, 4.1, 9.0], [1.0, 1.5, 3.2, 4.2, 6.0]
+    examples = [TextExample(str(number), "", label=label) for number, label in enumerate(gold)]
+    first, second = ([Prediction(str(number), each) for number, each in enumerate(own)] for own in (a, b))
+    assert agreement(find_task("stsb"), examples, first, second) == {"same": 1, "a_closer": 1, "b_closer": 2}
 
 
 def test_people_see_scores_counts_and_what_the_recipes_do_otherwise(place: Place, bertkit: Bertkit) -> None:

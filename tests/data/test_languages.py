@@ -151,6 +151,7 @@ def test_quotas_sum_and_follow_the_shares_and_leave_nobody_out() -> None:
         assert quota_L.sum() == BLOCK_SAMPLES
         assert quota_L.min() >= 1
         assert np.abs(quota_L / BLOCK_SAMPLES - shares_L).max() < (languages + 1) / BLOCK_SAMPLES
+    assert quotas(np.array([0.2, 0.46, 0.34]), 13).tolist() == [1 + 2, 1 + 5, 1 + 3]  # of 2, 4.6 and 3.4
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.7, 1.0])
@@ -237,6 +238,7 @@ def test_documents_of_every_language_are_held_out_and_come_in_turn(home: Path, s
         assert not {tuple(row) for row in kept.documents_N2} & {tuple(row) for row in held.documents_N2}
         share = len(held.documents_N2) / (len(kept.documents_N2) + len(held.documents_N2))
         assert 0 < share < 0.15
+    assert training.tokens + held_out.tokens == shards.tokens
 
 
 def test_the_vocabularys_sample_has_the_smoothed_shares(home: Path) -> None:

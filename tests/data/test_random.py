@@ -84,6 +84,11 @@ def test_a_permutation_mixes_and_differs_between_epochs() -> None:
     assert (first == second).mean() < 0.01
 
 
+def test_a_permutation_is_that_of_earlier_versions() -> None:
+    """It is the order of a run's samples, which must not change when the run is continued; the first epoch is 0."""
+    assert Draw(1).permuted("order", np.arange(10), size=10).tolist() == [5, 9, 3, 0, 4, 1, 2, 7, 8, 6]
+
+
 def test_draws_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     draw, sample = Draw(7), np.arange(100, 200)
     whole = draw.uniform("block", sample=sample, epoch=3)

@@ -126,6 +126,9 @@ def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own(shards: TokenS
     for order in epochs:
         np.testing.assert_array_equal(np.sort(order), np.arange(length))
     assert not np.array_equal(*epochs)
+    across = stream.samples(length - 5, 12, vocabulary()).sample_B
+    np.testing.assert_array_equal(across, [*epochs[0][-5:], *epochs[1][:7]])
+    np.testing.assert_array_equal(epochs[0], stream.spec.draw.permuted("order", np.arange(length), size=length))
 
 
 def test_static_copies_come_round_again_and_dynamic_masks_do_not(shards: TokenShards) -> None:

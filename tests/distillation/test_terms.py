@@ -18,6 +18,7 @@ from bertkit.distillation.terms import (
     Attention,
     Cosine,
     DistillationTerm,
+    FeatureMaps,
     HiddenStates,
     LinearProjections,
     OutputPair,
@@ -224,6 +225,18 @@ def test_a_shape_has_the_heads_that_pruning_left(models: tuple[HeadedModel, Head
     prune_heads(student, {1: [0]})
     shape = ModelShape.of(student)
     assert (shape.heads_in(1), shape.heads_in(2)) == (whole.heads, whole.heads - 1)
+
+
+def test_feature_maps_weigh_means_and_variances_as_mobilebert_does() -> None:
+    """Its run_pretraining.py weighs maps, means and variances by 100, 5000 and 5."""
+    teacher_MD = torch.randn(3, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    teacher_MD -= teacher_MD.mean(dim=1, keepdim=True)
+    term, variance_M = FeatureMaps(), teacher_MD.var(dim=1, unbiased=False)
+    for student_MD, wanted_M in (
+        (teacher_MD + 0.1, torch.full((3,), 5000 * 0.1**2)),
+        (teacher_MD * 2, 5 * (4 - 1) * variance_M.float()),
+    ):
+        torch.testing.assert_close(100 * term.rows(student_MD, teacher_MD), wanted_M, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

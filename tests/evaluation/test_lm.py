@@ -6,19 +6,23 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from bertkit.arrays import Int64Array
 from bertkit.cli.app import run
 from bertkit.data.batch import BatchLanes, PackedBatch
-from bertkit.evaluation.lm import sliding_windows
+from bertkit.evaluation.lm import score_text, sliding_windows
+from bertkit.generation.text import PromptTokens
 from bertkit.models.families.elmo import ElmoConfig
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.files.hub import load_model
 from bertkit.models.headed import SCORING_RULE, HeadedModel
+from bertkit.text.sources import open_corpus
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
@@ -80,8 +84,23 @@ def test_perplexity_and_bits_per_byte_are_those_of_a_plain_loop(
     assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     other = evaluated(capsys, tmp_path / "b", *options, "--batch-tokens", 1)
     assert other["loss"] == pytest.approx(figures["loss"], rel=1e-6)
-    few = evaluated(capsys, tmp_path / "c", *options, "--max-tokens", 1)
+    few = evaluated(capsys, tmp_path / "c", *options, "--max-tokens", len(ids[0]))
     assert few["tokens"] == len(ids[0])
+
+
+@pytest.mark.parametrize("start", [(), (1,)])
+def test_a_documents_first_token_is_given_only_without_a_token_before_it(start: tuple[int, ...], text: Path) -> None:
+    def even(rows: list[list[int]], index_M: Int64Array, target_M: Int64Array) -> Any:
+        assert (np.concatenate(rows)[index_M + 1] == target_M).all()
+        return SimpleNamespace(log_p_M=np.full(index_M.size, -2.0))
+
+    starts = PromptTokens(tiny_tokenizer(), start, frozenset(), 110, start, 60)
+    corpus = open_corpus([str(text)])
+    found = score_text(even, corpus, starts, length=20, stride=7, max_tokens=None, max_batch_tokens=50)  # type: ignore[arg-type]  # a model that predicts evenly
+    lengths = [len(tiny_tokenizer().encode_plain([" ".join(lines)])[0]) for lines in corpus.documents()]
+    assert found.given == (0 if start else 3)
+    assert found.tokens == sum(lengths) - found.given
+    assert found.nats == 2 * found.tokens
 
 
 def test_the_column_of_a_table_is_named(causal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,6 +153,9 @@ def test_a_word_longer_than_a_window_is_left_out_and_tabs_stay(tmp_path: Path) -
     windows = sorted(drawn_texts(corpus, tokenizer, 16, 9, Draw(0)), key=lambda w: w.number)
     assert [tokenizer.decode(w.ids_T.tolist()).strip() for w in windows] == ["one\ttwo", "four é"]
     assert [w.bytes for w in windows] == [7, 7]
+    (tmp_path / "full.txt").write_text("abcdefg hijklmno pqr")
+    full = drawn_texts(open_corpus([str(tmp_path / "full.txt")]), tokenizer, 16, 9, Draw(0))
+    assert sorted(w.bytes for w in full) == [3, 16], "a window of exactly the limit is full"
     (tmp_path / "none.txt").write_text(long)
     none = open_corpus([str(tmp_path / "none.txt")])
     with pytest.raises(DataError, match="no words of at most 16 bytes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from tokenizers import processors
 
 from bertkit.data.random import Draw
 from bertkit.errors import DataError
@@ -47,6 +49,7 @@ from bertkit.probing.effective_attention.measure import layer_attention
 from bertkit.probing.sentences import EncodedSentence, Sentence, TextEncoder, packed
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.readers.common import Notes
+from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.models.oracle import Case, all_cases, ask_oracle, make_inputs, make_twins
 from tests.probing.test_states import as_sentences
@@ -263,15 +266,20 @@ def test_a_plane_that_distances_do_not_fit_has_stress_and_lies_on_its_principal_
     assert (found.max(0) >= -found.min(0)).all(), "the larger extent is to the right and up"
 
 
-def a_pair() -> tuple[EncodedSentence, int]:
-    tokenizer = tiny_tokenizer()
+def a_pair(tokenizer: Tokenizer) -> tuple[EncodedSentence, int]:
     sequences = SequenceEncoder(tokenizer, max_tokens=60)
-    (pair, *_) = list(pairs(encoded(), sequences, Notes()))
+    (pair, *_) = list(pairs(encoded()[:5], sequences, Notes()))  # the fifth has no partner
     return pair
 
 
-def test_a_pair_is_what_the_tokenizer_makes_of_two_texts() -> None:
-    tokenizer, (pair, first_words) = tiny_tokenizer(), a_pair()
+@pytest.mark.parametrize("separators", [1, 2])
+def test_a_pair_is_what_the_tokenizer_makes_of_two_texts(separators: int) -> None:
+    tokenizer = Tokenizer(copy.deepcopy(tiny_tokenizer().backend), tiny_tokenizer().roles)
+    if separators == 2:
+        tokenizer.backend.post_processor = processors.RobertaProcessing(
+            ("[SEP]", tokenizer.sep_id), ("[CLS]", tokenizer.cls_id)
+        )
+    pair, first_words = a_pair(tokenizer)
     encoding = tokenizer.backend.encode(TEXTS[0], TEXTS[1], add_special_tokens=True)
     assert pair.ids_T.tolist() == encoding.ids
     assert pair.types_T.tolist() == encoding.type_ids
@@ -291,7 +299,7 @@ def test_pairs_that_are_too_long_are_counted() -> None:
 
 
 def test_each_shape_is_told_from_a_map_that_is_drawn_that_way() -> None:
-    pair, first_words = a_pair()
+    pair, first_words = a_pair(tiny_tokenizer())
     n = pair.ids_T.size
     special = torch.from_numpy(pair.special_T)
     second = torch.from_numpy(pair.word_T >= first_words)
@@ -373,6 +381,7 @@ def test_heads_and_offsets_are_scored_as_by_brute_force() -> None:
         assert row.offset_accuracy == pytest.approx(max(offsets.values()))
         assert offsets[row.offset] == pytest.approx(row.offset_accuracy)
     assert [row.name for row in scores.scores(least=4)] == ["all", "det"]
+    assert {-offset for offset in OFFSETS} == set(OFFSETS), "heads are sought as far to the left as to the right"
 
 
 def test_a_treebank_with_hardly_anything_but_punctuation_has_no_scores() -> None:

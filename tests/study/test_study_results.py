@@ -145,6 +145,7 @@ def chosen_of(scores: dict[float, float | None], **changes: Any) -> ChosenSettin
 def test_the_choice_follows_the_measures_direction_and_names_an_edge() -> None:
     lowest = chosen_of({1e-4: 4.0, 1e-3: 3.0, 1e-2: None})
     assert (lowest.setting, lowest.at_edge) == ({PEAK: 1e-3}, [])
+    assert [each["scores"]["held_out"] for each in lowest.candidates] == [4.0, 3.0, None]
     assert chosen_of({1e-4: 4.0, 1e-3: 3.0, 1e-2: 2.0}).at_edge == [PEAK]
     accuracy = {"held_out": {"kind": "held-out", "metric": "accuracy/masked_lm"}}
     assert chosen_of({1e-4: 0.4, 1e-3: 0.3, 1e-2: 0.4}, measures=accuracy).setting == {
@@ -167,7 +168,10 @@ def test_the_report_says_who_had_more_candidates_and_what_is_at_an_edge() -> Non
         for arm, shift in (("masked", 0.0), ("causal", 0.5))
         for seed in (0, 1)
     ]
-    text = report(of, study_results(of, chosen, documents), ["scores.png", "scores.svg"])
+    results = study_results(of, chosen, documents)
+    assert results["choice"]["masked"]["by"] == ["held_out"]
+    assert [run["scores"]["held_out"] for run in results["runs"]] == [3.0, 4.0, 3.5, 4.5]
+    text = report(of, results, ["scores.png", "scores.svg"])
     assert "among 3 candidates (causal 6, with additional keys), with 0.5 of the budget and seed 9" in text
     assert "peak 0.01 (at the edge: peak)" in text
     assert "| causal | 2 | 6 | 0.00 M | 1.23e+06 | 4.000 ± 0.707 | – |" in text
