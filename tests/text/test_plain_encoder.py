@@ -19,7 +19,7 @@ from bertkit.text.plain_encoder import PlainEncoder
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
-from bertkit.text.word_table import NumpyWords
+from bertkit.text.word_table import DictWords
 from tests.text.corpora import AWKWARD, english
 
 TOKENIZERS = {
@@ -33,7 +33,7 @@ TOKENIZERS = {
 PIECES = [*AWKWARD, *english(5), ".", ",", "(", "don't", " ", "  ", "\n", "\t ", "\u0301", "\u00a0", "\0", "İ", "中"]
 
 
-@pytest.fixture(scope="module", autouse=True, params=["numpy", "compiled"])
+@pytest.fixture(scope="module", autouse=True, params=["dict", "compiled"])
 def table(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test with both tables of known words."""
     compiled_words.build_words_library()
@@ -123,7 +123,7 @@ def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_table_is_compiled_where_the_library_is(table: str) -> None:
     found = {type(PlainEncoder(tokenizer.backend)._words) for tokenizer in TOKENIZERS.values()}
-    assert found == {CompiledWords if table == "compiled" else NumpyWords}
+    assert found == {CompiledWords if table == "compiled" else DictWords}
 
 
 def test_a_copy_begins_with_no_words() -> None:
@@ -187,11 +187,11 @@ def test_a_library_that_cannot_be_loaded_is_left_out(tmp_path: Path, monkeypatch
     monkeypatch.setattr(compiled_words, "_library_file", lambda: broken)
     monkeypatch.setattr(plain_encoder, "words_library", compiled_words.words_library)
     encoder = PlainEncoder(TOKENIZERS["wordpiece"].backend)
-    assert isinstance(encoder._words, NumpyWords)
+    assert isinstance(encoder._words, DictWords)
     assert rows(encoder.encode(["a text"])) == reference(TOKENIZERS["wordpiece"], ["a text"])
 
 
-def test_no_compiler_leaves_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_leaves_the_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERTKIT_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     compiled_words.build_words_library()

@@ -2,7 +2,7 @@
 
 Not from a paper. No token of a BERT, GPT-2 or SentencePiece-like vocabulary crosses a space, so the ids of a text are
 the concatenated ids of its words. `tokenizers` itself encodes every occurrence again, at a tenth of the speed. Known
-words are stored with their ids in a table: in C++ if a compiler has built it (compiled_words.py), else in numpy
+words are stored with their ids in a table: in C++ if a compiler has built it (compiled_words.py), else in a dict
 (word_table.py).
 
 Shapes: K texts, T tokens.
@@ -24,7 +24,7 @@ import tokenizers
 
 from bertkit.arrays import Int64Array
 from bertkit.text.compiled_words import CompiledWords, pieces_of, words_library
-from bertkit.text.word_table import KnownWords, NumpyWords
+from bertkit.text.word_table import DictWords, KnownWords
 
 # How a text is split into words: at any space and around punctuation, at single spaces only, or before single spaces,
 # which then stay with the word.
@@ -104,7 +104,7 @@ class PlainEncoder:
         separator = b"\0" if self._cutting == "before-space" else b" "
         library = words_library() if self._cutting is not None else None
         if library is None:
-            return NumpyWords(separator)
+            return DictWords(separator)
         return CompiledWords(library, separator, pieces_of(settings) if self._is_bert else None)
 
     def _bert_words(self, texts: Sequence[str]) -> bytes:
