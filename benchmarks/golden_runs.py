@@ -65,6 +65,9 @@ CASES = {
     " {name: polynomial, power: 1.0, peak: 1.0e-3, floor: 0.5, warmup_steps: 1}}}, {share: 0.34}]'",
     "mbert": "pretrain mbert $several $own",
     "roberta": "pretrain roberta $tiny",
+    "deberta-v3": "pretrain deberta-v3-small $tiny",
+    "mpnet": "pretrain mpnet $tiny",
+    "dupmae": "pretrain dupmae init=null tokenizer.path=null optimisation.passes=null $tiny",
     "babylm": "pretrain babylm-strict-small $tiny 'optimisation.stages=[{share: 0.5, set: {data.sequence_length: 32,"
     " objective.masked_next_token.rate: 0.2875, optimisation.batch_sequences: 4}}, {share: 0.34}, {share: 0.16, set:"
     " {optimisation.schedule: {name: linear, peak: 7.0e-4}}}]'",
