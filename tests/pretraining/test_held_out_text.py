@@ -30,6 +30,7 @@ def write_novel(path: Path, paragraphs: int) -> Path:
 
 
 def pretrained(bertkit: Bertkit, home: Path, text: Path, *more: str) -> tuple[dict[str, Any], str]:
+    home.mkdir(exist_ok=True)
     recipe, _ = write_recipe(home)
     done = bertkit("pretrain", recipe, "--data", text, "--run-dir", home / "run", "--json", *FEW_STEPS, *more)
     assert done.code == 0, done.stderr
@@ -91,3 +92,21 @@ def test_a_run_of_an_earlier_version_goes_on_with_the_text_that_it_held_out(bert
     found = json.loads((run / "results.json").read_text())
     assert found["held_out_text"] == expected["held_out_text"]
     assert found["held_out_text"]["share"] < 0.1
+
+
+def test_held_out_documents_that_are_also_trained_on_are_told_and_left_out_on_request(
+    bertkit: Bertkit, tmp_path: Path
+) -> None:
+    novel = write_novel(tmp_path / "novel.txt", 500)
+    novel.write_text(novel.read_text(encoding="utf-8") + "\n" + novel.read_text(encoding="utf-8"), encoding="utf-8")
+    results, shown = pretrained(bertkit, tmp_path / "twice", novel)
+    known = results["held_out_text"]["in_train"]
+    assert known > 0.5
+    assert f"warning: {100 * known:.1f}% of the held-out text is in documents that occur in the training text" in shown
+    assert "duplicates" not in results
+    results, shown = pretrained(bertkit, tmp_path / "once", novel, "--set", "data.deduplicate=true")
+    assert results["held_out_text"]["in_train"] == 0
+    assert results["duplicates"]["documents"] >= 500
+    assert results["duplicates"]["share"] >= 0.5
+    assert f"data.deduplicate: {results['duplicates']['documents']:,} documents" in shown
+    assert "occur in the training text" not in shown

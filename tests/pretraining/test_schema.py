@@ -39,7 +39,7 @@ def test_objectives_come_by_name_in_the_order_written(tiny: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        ("[]", "objective: needs at least one objective of: backward_lm, capitalisation, "),
+        ("[]", "objective: needs at least one objective of: backward_lm, bag_of_words, "),
         ("[masked]", "objective.0: unknown key; did you mean masked_lm?"),
         ("[{masked_lm: {}, next_sentence: {}}]", "objective.0: each item of the list is one objective"),
         ("[masked_lm, masked_lm]", "objective: masked_lm is listed twice"),

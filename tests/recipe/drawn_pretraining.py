@@ -38,11 +38,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie": {},
     "mobilebert": {**_EMBEDDINGS, "intra_bottleneck_size": 8, "num_feedforward_networks": 2},
     "mosaicbert": {},
+    "jina-bert": {},
     "fast-encoder": {},
     "modernbert": {"num_hidden_layers": 3, "local_attention": 6},
     "neobert": {},
     "eurobert": {"num_key_value_heads": 1},
     "nomic_bert": {},
+    "gte": {},
+    "ultrabert": {"num_hidden_layers": 3, "num_key_value_heads": 1, "sliding_window": 3},
     "deberta": {},
     "deberta-v2": {"position_buckets": 8},
     "longformer": {"attention_window": 8},
@@ -134,6 +137,7 @@ class PretrainingDraws:
             "teacher": "names a model",
             "progressive": "makes stages of its own, as the command does before a run",
             "passes": "makes so few steps of a small text that other keys do not show: test_continuing.py",
+            "deduplicate": "does nothing in a text without repeats: tests/data/test_duplicates.py",
             "held_out_tokens": "a floor that only a text near it shows: tests/data/test_split.py",
             "gb": "decides what is kept on disk alone",
         }
@@ -229,8 +233,10 @@ class PretrainingDraws:
             # Of the few spans of a small batch, possibly none is drawn at random.
             "random_share": lambda recipe: [] if _masks_spans(recipe) else [0.0, 0.2],
             "random_from": lambda recipe: [] if _masks_spans(recipe) else ["vocabulary", "corpus"],
-            # MosaicBERT's layers always have GELU, and some recipes have no vocabulary head.
-            "hidden_act": lambda recipe: [] if recipe.model.model_type == "mosaicbert" else list(ACTIVATIONS),
+            # The gates of these families have their own activation, and some recipes have no vocabulary head.
+            "hidden_act": lambda recipe: (
+                [] if recipe.model.model_type in ("mosaicbert", "jina-bert") else list(ACTIVATIONS)
+            ),
             "word_order.share": [0.15, 0.3],  # of 12 tokens a smaller share is none
             "word_order.length": [2, 3],
             "causal_lm.share": [0.3, 0.5, 1.0],

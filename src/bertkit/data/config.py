@@ -45,6 +45,10 @@ class DataConfig(Settings):
         description="Number of fixed copies of the corpus, each with its own pairs and masks, used in rotation, one"
         " per epoch; null: new pairs and masks in every epoch (dynamic masking).",
     )
+    deduplicate: bool = Field(
+        False,
+        description="Leave out every document whose tokens are those of an earlier one, before text is held out.",
+    )
     max_epochs: float | None = Field(
         None,
         gt=0,
@@ -70,7 +74,7 @@ class DataConfig(Settings):
         description="Minimum number of held-out tokens, or a tenth of the text if that is less: whole documents,"
         " then the last sentences of documents. 0: `held_out` is a share of the documents, whatever their lengths.",
     )
-    later_fields: ClassVar[frozenset[str]] = frozenset({"held_out_tokens", "max_words"})
+    later_fields: ClassVar[frozenset[str]] = frozenset({"deduplicate", "held_out_tokens", "max_words"})
 
     @property
     def is_tokenised(self) -> bool:

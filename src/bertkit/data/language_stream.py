@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.arrays import Float64Array, Int64Array
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.config import DataConfig
+from bertkit.data.duplicates import first_occurrences
 from bertkit.data.lanes import LaneStream
 from bertkit.data.languages import LANGUAGES, smoothed
 from bertkit.data.layouts import Address, LaneLayout
 from bertkit.data.layouts.base import Plan, Ranges
 from bertkit.data.shards import TokenShards
-from bertkit.data.split import split_documents
+from bertkit.data.split import range_tokens, split_documents
 from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.errors import DataError
 
@@ -64,6 +65,7 @@ def training_and_held_out(
     training = SampleSpec(seed, f"train/{stage}", data.layout, data.sequence_length, data.static_copies)
     held_out = SampleSpec(seed, f"held-out/{stage}", data.layout, data.sequence_length, 1)
     languages = shards.manifest.get(LANGUAGES)
+    kept_D = first_occurrences(shards, plans) if data.deduplicate else None
     if languages is None:
         training_N2, held_out_N2 = split_documents(
             shards,
@@ -71,6 +73,7 @@ def training_and_held_out(
             seed,
             least_tokens=data.held_out_tokens,
             whole=data.layout.keeps_documents,
+            kept_D=kept_D,
         )
         if isinstance(data.layout, LaneLayout):
             return (
@@ -85,11 +88,10 @@ def training_and_held_out(
         )
     least_tokens = math.ceil(data.held_out_tokens / len(languages))
     split = {
-        name: _split_language(name, shards, data.held_out, seed, range(first, end), least_tokens)
+        name: _split_language(name, shards, data.held_out, seed, range(first, end), least_tokens, kept_D)
         for name, first, end in languages
     }
-    token_L2 = shards.segment_start_S1[shards.document_start_D1[[[first, end] for _, first, end in languages]]]
-    tokens_L = np.diff(token_L2)[:, 0]
+    tokens_L = np.array([sum(range_tokens(shards, part_N2) for part_N2 in parts) for parts in split.values()])
     shares_L = smoothed(tokens_L / tokens_L.sum(), data.language_smoothing)
     streams = (
         {
@@ -106,10 +108,16 @@ def training_and_held_out(
 
 
 def _split_language(
-    name: str, shards: TokenShards, held_out: float, seed: int, documents: range, least_tokens: int
+    name: str,
+    shards: TokenShards,
+    held_out: float,
+    seed: int,
+    documents: range,
+    least_tokens: int,
+    kept_D: BoolArray | None,
 ) -> tuple[Ranges, Ranges]:
     try:
-        return split_documents(shards, held_out, seed, documents, least_tokens=least_tokens)
+        return split_documents(shards, held_out, seed, documents, least_tokens=least_tokens, kept_D=kept_D)
     except DataError as error:
         raise DataError(f"data.languages.{name}: {error}") from error
 
@@ -139,6 +147,7 @@ class LanguageStream(SampleStream):
         self.spec = spec
         self.shards = shards
         self.streams = tuple(streams)
+        self.documents_N2 = np.concatenate([stream.documents_N2 for stream in streams])
         self.quota_L = quota_L
         self._languages_of_block = lru_cache(maxsize=2)(self._drawn)
 

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from bertkit.arrays import Float64Array, Int64Array
+from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.layouts.base import Ranges
 from bertkit.data.random import Draw
 from bertkit.data.shards import TokenShards
@@ -35,6 +35,7 @@ def split_documents(
     *,
     least_tokens: int = 0,
     whole: bool = False,
+    kept_D: BoolArray | None = None,
 ) -> tuple[Ranges, Ranges]:
     """Training and held-out text, as ranges of segments, each of shape N x 2.
 
@@ -50,6 +51,7 @@ def split_documents(
         least_tokens: minimum number of tokens to hold out, or a tenth of the text if that is less; 0: documents count,
             not tokens.
         whole: hold out a share of whole documents, however few there are.
+        kept_D: the documents of the corpus that belong to either part; None: all.
 
     Raises:
         DataError: the corpus has fewer than two segments.
@@ -57,7 +59,11 @@ def split_documents(
     documents = range(shards.num_documents) if documents is None else documents
     starts_D1 = shards.document_start_D1[documents.start : documents.stop + 1]
     documents_N2 = np.stack([starts_D1[:-1], starts_D1[1:]], axis=1).astype(np.int64)
-    uniform_N = Draw(seed).uniform("held-out", sample=np.arange(documents.start, documents.stop))
+    number_N = np.arange(documents.start, documents.stop)
+    if kept_D is not None:
+        number_N = number_N[kept_D[number_N]]
+        documents_N2 = documents_N2[number_N - documents.start]
+    uniform_N = Draw(seed).uniform("held-out", sample=number_N)
     training, held = _by_documents(documents_N2, held_out, uniform_N, whole=whole)
     if least_tokens and not whole:
         total = range_tokens(shards, documents_N2)
@@ -67,7 +73,7 @@ def split_documents(
             training, held = _by_tokens(shards, documents_N2, max(least, share), uniform_N)
     if not len(held) or not len(training):
         raise DataError(
-            f"{shards.name}: the corpus has {int(starts_D1[-1] - starts_D1[0])} segment(s) in {len(documents_N2)}"
+            f"{shards.name}: the corpus has {int(np.diff(documents_N2).sum())} segment(s) in {len(documents_N2)}"
             " document(s), too few to hold any out; give more text"
         )
     return training, held

@@ -12,12 +12,14 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from bertkit.data.batch import PackedBatch
+from bertkit.data.duplicates import repeated_tokens
 from bertkit.data.samples import Samples, Targets, Vocabulary
 from bertkit.data.stream import SampleStream, corrupted
 from bertkit.models.headed import HeadedModel
@@ -31,10 +33,14 @@ from bertkit.training.step import evaluate
 log = logging.getLogger(__name__)
 
 _MAX_EXPONENT = 700.0
+_MOST_COMPARED_TOKENS = 100_000_000
+"""In a larger text, held-out documents are not looked for in the training text, which takes 8 ns per token."""
 _MASKED_IN_TURN = 64
 """Maximum number of tokens per sequence that pseudo-perplexity predicts: all of 512 would take eight times as long."""
 
 
+_KNOWN_SHARE = 0.01
+"""From this share of held-out text that is in the training text, a warning tells of it."""
 INTERVAL_PREDICTIONS = 385
 """Number of predictions for a 95% interval of an accuracy of at most +-5 points (1.96^2 / (2 * 0.05)^2).
 """
@@ -51,6 +57,8 @@ class HeldOutSize:
         predictions: masked words predicted in an evaluation, or predictions of the objective that makes most of them.
         has_accuracy: whether any predictions can be right or wrong; otherwise an evaluation has only losses.
         is_part: whether an evaluation leaves out some of its samples (`engine.evaluation_sequences`).
+        in_train: share of the held-out tokens in documents that occur in the training text, too; None if the text is so
+            large that this was not looked for.
     """
 
     tokens: int
@@ -59,6 +67,7 @@ class HeldOutSize:
     predictions: int
     has_accuracy: bool = True
     is_part: bool = False
+    in_train: float | None = None
 
     @property
     def interval(self) -> float:
@@ -99,8 +108,14 @@ class HeldOutSize:
         return cls(**{each.name: document[each.name] for each in fields(cls) if each.name in document})
 
     def report(self) -> None:
-        """Log how much held-out text there is, as a warning if it is too little."""
+        """Log how much held-out text there is, as a warning if it is too little or known from training."""
         log.log(logging.INFO if self.suffices else logging.WARNING, "%s", self.in_words)
+        if self.in_train is not None and self.in_train >= _KNOWN_SHARE:
+            log.warning(
+                "%.1f%% of the held-out text is in documents that occur in the training text, too: its figures are"
+                " better than those of new text; --set data.deduplicate=true leaves repeated documents out",
+                100 * self.in_train,
+            )
 
 
 @dataclass(frozen=True)
@@ -172,13 +187,26 @@ class HeldOut:
                 figures[f"perplexity/{objective.term}"] = perplexity
         return figures
 
-    def size(self, stream: SampleStream, objectives: Sequence[Objective]) -> HeldOutSize:
+    def size(
+        self,
+        stream: SampleStream,
+        training: SampleStream,
+        objectives: Sequence[Objective],
+        *,
+        cache: Path | None = None,
+    ) -> HeldOutSize:
         """How much held-out text there is.
 
         Args:
             stream: the stream from which it was prepared.
+            training: of the training samples.
             objectives: of the stage; predictions are those of masked words, or of the objective that makes most.
+            cache: where the documents' hashes are kept, if they are.
         """
+        in_train = None
+        if stream.shards.tokens <= _MOST_COMPARED_TOKENS:
+            known = repeated_tokens(stream.shards, training.documents_N2, stream.documents_N2, cache)
+            in_train = known / max(1, stream.tokens)
         filling = [each.term for each in objectives if each.fills_masks]
         terms = filling[:1] or {term for batch in self.batches for term in batch.targets}
         counts = (sum(len(batch.targets[term].id_M) for batch in self.batches) for term in terms)
@@ -189,6 +217,7 @@ class HeldOut:
             predictions=max(counts, default=sum(batch.num_sequences for batch in self.batches)),
             has_accuracy=any(each.has_accuracy for each in objectives),
             is_part=len(self.samples.lengths_B) < stream.epoch_length(0),
+            in_train=in_train,
         )
 
     def unigram_accuracy(self, term: str, token_counts_V: np.ndarray[Any, np.dtype[np.int64]]) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from bertkit.data.duplicates import Repeats
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
@@ -49,13 +50,14 @@ class StageRun:
         optimisation = stage.recipe.optimisation
         prepare = prepare or (lambda objective: objective.prepared(tokenizer, shards))
         self.stage = stage
+        self._plans = cache / "plans"
         self.objectives = tuple(map(prepare, stage.recipe.objectives))
         training, self._held_out_stream = training_and_held_out(
             stage.recipe.data,
             shards,
             seed=stage.recipe.seed,
             stage=stage.number,
-            plans=cache / "plans",
+            plans=self._plans,
             lanes=optimisation.batch_sequences,
             sep_id=tokenizer.sep_id,
         )
@@ -83,8 +85,14 @@ class StageRun:
         )
 
     @property
+    def repeats(self) -> Repeats | None:
+        """The documents that `data.deduplicate` leaves out; None without it."""
+        data, shards = self.stage.recipe.data, self.batches.stream.shards
+        return Repeats.of(shards, self._plans) if data.deduplicate else None
+
+    @property
     def held_out_size(self) -> HeldOutSize:
-        return self.held_out.size(self._held_out_stream, self.objectives)
+        return self.held_out.size(self._held_out_stream, self.batches.stream, self.objectives, cache=self._plans)
 
 
 def check_epochs(limit: float | None, optimisation: PretrainingOptimisation, stages: Sequence[StageRun]) -> None:

@@ -31,7 +31,7 @@ _MAY_CHANGE = (
     "optimisation.schedule",
     "optimisation.groups",
 )
-_SAME_TEXT = ("sources", "languages", "reading", "held_out", "held_out_tokens")
+_SAME_TEXT = ("sources", "languages", "reading", "deduplicate", "held_out", "held_out_tokens")
 """Keys of data that all stages share: no stage may train on what another one holds out."""
 _OF_THE_RUN = ("max_epochs", "max_words")
 """Keys of data that limit the whole run."""
