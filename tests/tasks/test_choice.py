@@ -3,6 +3,7 @@ question."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from bertkit.models.files.hub import load_model
+from bertkit.tasks.base import Prediction
 from bertkit.tasks.choice import Choice, ChoiceSettings, completed
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import ChoiceExample
@@ -83,9 +85,22 @@ def test_the_passage_is_cut_and_the_question_kept() -> None:
         assert ids[-1 - len(ending) : -1] == ending
     assert features.account.examples_cut == 1
     assert features.account.tokens_dropped == sum(30 - (17 - len(ending)) for ending in endings)
+    fits = ChoiceExample("1", "cat " * (17 - len(endings[0])), "a list of", ("words",))
+    one_less = ChoiceExample("2", fits.context + "cat", "a list of", ("words",))
+    features = Choice(["accuracy"], ChoiceSettings()).encode([fits, one_less], encoder)
+    assert (features.account.examples_cut, features.account.tokens_dropped, features.labelled) == (1, 1, False)
 
 
 def test_a_blank_is_filled_and_a_question_completed() -> None:
     assert completed("the _ is fine", "cat") == "the cat is fine"
     assert completed("what is it ?", "a cat") == "what is it ? a cat"
     assert completed("", "a cat") == "a cat"
+
+
+@pytest.mark.parametrize(("lettered", "names"), [(False, (["2", "0"], ["1", "0"])), (True, (["C", "A"], ["B", "A"]))])
+def test_endings_are_compared_by_the_names_they_have_in_the_file(
+    lettered: bool, names: tuple[list[str], list[str]]
+) -> None:
+    examples = [replace(each, lettered=lettered) for each in EXAMPLES]
+    predictions = [Prediction("0", 2), Prediction("1", 0)]
+    assert Choice(["accuracy"], ChoiceSettings()).comparable(predictions, examples) == names

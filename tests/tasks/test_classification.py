@@ -83,6 +83,9 @@ def test_balanced_weights_give_every_label_the_same_share() -> None:
     weight_K = class_weights("balanced", some, names)
     assert weight_K is not None
     np.testing.assert_allclose(weight_K * np.array([6, 2]), [4, 4])
+    rare_K = class_weights("balanced", some[:7], names)  # one example is good
+    assert rare_K is not None
+    np.testing.assert_allclose(rare_K * np.array([6, 1]), [3.5, 3.5])
     with pytest.raises(UsageError, match=r"text.class_weights.fine: not one of the task's 2 labels \(bad, good\)"):
         class_weights({"fine": 2.0}, some, names)
 
@@ -147,8 +150,9 @@ def test_labels_are_found_by_name_and_strange_ones_refused() -> None:
         label_ids([("3", "worse")], ("bad", "good"))
 
 
-def test_several_labels_are_sigmoids_with_a_threshold_of_one_half(model: HeadedModel) -> None:
-    task = MultiLabelClassification(NAMES, ["micro_f1"], TextSettings())
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_several_labels_are_sigmoids_with_a_threshold_of_one_half(model: HeadedModel, smoothing: float) -> None:
+    task = MultiLabelClassification(NAMES, ["micro_f1"], TextSettings(label_smoothing=smoothing))
     some = [TextExample("0", "the cat", None, ("bad", "so-so")), TextExample("1", "a list of words", None, ())]
     features = task.encode(some, encoder())
     np.testing.assert_array_equal(features.example_labels["label"], [[1, 0, 1], [0, 0, 0]])
@@ -156,8 +160,11 @@ def test_several_labels_are_sigmoids_with_a_threshold_of_one_half(model: HeadedM
     with torch.no_grad():
         part = task.loss(model, model(batch.packed), batch)
     logits = logits_of(task, model, features, range(2))
-    expected = functional.binary_cross_entropy_with_logits(logits, batch.example_labels["label"]) * 2
+    # As with two classes for each label, present and absent.
+    smooth = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]) * (1 - smoothing) + smoothing / 2
+    expected = functional.binary_cross_entropy_with_logits(logits, smooth) * 2
     torch.testing.assert_close(part.sum, expected, rtol=1e-5, atol=1e-6)
+    assert task.rows_of(batch) == [3, 3]
     assert task.prediction(some[0], np.array([0.1, -0.1, 3.0])).prediction == ["bad", "so-so"]
     scores = task.score([Prediction("0", ["bad"]), Prediction("1", [])], some)
     assert scores == {"micro_f1": pytest.approx(2 / 3)}
@@ -176,6 +183,16 @@ def test_a_number_is_learnt_by_squared_error(tmp_path: Path) -> None:
     torch.testing.assert_close(part.sum, ((logits - torch.tensor([3.0, 0.0, 4.0])) ** 2).sum())
     guesses = [Prediction(str(i), 2.0 * i) for i in range(5)]
     assert task.score(guesses, some) == {"pearson": pytest.approx(1.0), "mean_squared_error": pytest.approx(6.0)}
+
+
+def test_a_score_of_known_range_is_a_share_of_the_largest() -> None:
+    task = Regression(Labels.unnamed(1, "regression"), ["pearson"], TextSettings(largest_score=4.0))
+    some = [TextExample(str(score), "the cat", None, score) for score in (0.0, 1.0, 4.0)]
+    np.testing.assert_allclose(task.label_array(some), [0, 0.25, 1])
+    with pytest.raises(DataError, match=r"the score 4.5 is not between 0 and 4 \(text.largest_score\)"):
+        task.label_array([TextExample("0", "the cat", None, 4.5)])
+    for score in (0.0, 1.0, 3.5, 4.0):
+        assert task.prediction(some[0], np.array([task.output_for(score)])).prediction == pytest.approx(score, abs=0.05)
 
 
 def test_f1_is_that_of_the_second_of_two_labels_whatever_their_names() -> None:
@@ -204,7 +221,8 @@ def test_scores_by_label_are_arrays_that_read_as_dictionaries() -> None:
     )
     plain = [replace(each, scores=dict(each.scores)) for each in found]
     assert [each.to_json() for each in found] == [each.to_json() for each in plain]
-    assert list(found[0].scores) == list(names)
+    assert (list(found[0].scores), len(found[0].scores)) == (list(names), 3)
+    assert repr(found[0].scores) == repr(plain[0].scores)
     assert found == plain
     assert pickle.loads(pickle.dumps(found)) == plain
     with pytest.raises(KeyError):

@@ -67,6 +67,14 @@ def test_a_word_of_a_long_sentence_is_tagged_where_it_sees_most() -> None:
     assert tagged == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9], [10, 11, 12, 13], [14, 15, 16, 17, 18, 19]]
 
 
+def test_a_word_that_is_longer_than_a_sequence_is_cut_and_counted() -> None:
+    encoder, word = SequenceEncoder(TOKENIZER, max_tokens=9), "fine" * 12
+    size = len(encoder.word_encodings([(word,)])[0].ids)
+    features = task().encode([TaggedExample("0", ("cat", word, "cat"), ("O",) * 3), sentence(1, 3)], encoder)
+    assert size > 7
+    assert (features.account.examples_cut, features.account.tokens_dropped) == (1, size - 7)
+
+
 def test_sentences_of_a_document_stand_together_as_far_as_they_fit() -> None:
     examples = [TaggedExample(str(i), ("cat",) * words, None, document) for i, (words, document) in
                 enumerate([(3, 0), (4, 0), (2, 0), (1, 1)])]  # fmt: skip

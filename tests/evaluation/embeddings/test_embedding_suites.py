@@ -215,7 +215,8 @@ def test_minilm_on_stsb_agrees_with_sentence_transformers(shared_data: Path, tmp
 
 
 def test_pairs_and_triplets(model: Path, tmp_path: Path, bertkit: Command) -> None:
-    rows = [f"{TEXTS[n]},{TEXTS[n] if n % 2 else TEXTS[-n]},{n % 2}" for n in range(2, 12)]
+    marks = (("0", "0.0", "False"), ("1", "1.0", "true"))
+    rows = [f"{TEXTS[n]},{TEXTS[n] if n % 2 else TEXTS[-n]},{marks[n % 2][n % 3]}" for n in range(2, 12)]
     (tmp_path / "p.csv").write_text("sentence1,sentence2,label\n" + "\n".join(rows) + "\n")
     document = json.loads(bertkit("eval", "pairs", "--model", model, "--data", tmp_path / "p.csv", "--json").stdout)
     assert document["tasks"]["p"]["average_precision"]["mean"] == 1.0

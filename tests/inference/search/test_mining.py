@@ -33,6 +33,16 @@ def test_paraphrases_are_the_nearest_of_all_pairs(built: TextIndex, embedder: Em
     assert all(pair["score"] >= 0.99 for pair in paraphrases(built, PairSettings(min_score=0.99)))
 
 
+def test_each_text_is_compared_with_as_many_others_as_wanted(built: TextIndex, embedder: Embedder) -> None:
+    cosine = cosines_to_all(embedder, *TEXTS)
+    np.fill_diagonal(cosine, -2)
+    nearest = np.argsort(-cosine, axis=1)[:, :2]
+    found = paraphrases(built, PairSettings(neighbours=2, min_score=-1))
+    assert {frozenset((pair["id1"], pair["id2"])) for pair in found} == {
+        frozenset((f"t{own}", f"t{other}")) for own, row in enumerate(nearest.tolist()) for other in row
+    }
+
+
 def test_negatives_are_near_and_not_right(built: TextIndex, embedder: Embedder) -> None:
     anchors = TEXTS[:6]
     right = {anchor: {TEXTS[number + 20], TEXTS[number + 21]} for number, anchor in enumerate(anchors)}

@@ -86,6 +86,16 @@ def test_candidates_are_the_texts_with_a_token_in_a_probed_cell() -> None:
         if nearest & {*np.argmax(each @ cells.centre_CE.T, axis=1).tolist()}
     ]
     assert cells.candidates(query, 2).tolist() == expected
+    np.testing.assert_allclose(np.linalg.norm(cells.centre_CE, axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("probes", [1, 2, 50])
+def test_the_nearest_of_many_cells_are_probed(probes: int) -> None:
+    centre_CE = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
+    cells = TokenCells(centre_CE, np.arange(3001), np.arange(3000))  # one text in each
+    query_QE = centre_CE[:3] + 0.1
+    expected = np.argsort(-(query_QE @ centre_CE.T), axis=1)[:, :probes]
+    assert cells.candidates(query_QE, probes).tolist() == np.unique(expected).tolist()
 
 
 def test_the_kind_goes_by_the_number_of_token_vectors() -> None:
