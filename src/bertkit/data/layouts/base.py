@@ -9,7 +9,8 @@ Shapes: N documents, R rows (samples) of a plan, B rows of a batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from bertkit.settings import Settings
 
 Plan = NDArray[Any]
 Ranges = Int64Array
+Piece = int | tuple[int, int]
+"""A part of a sample: the id of a special token, or a range of the corpus's tokens."""
 
 PART_ROWS = 1 << 18
 """Rows after which a part of a plan ends."""
@@ -91,3 +94,34 @@ class Address:
     def __init__(self, epoch_B: Int64Array, sample_B: Int64Array) -> None:
         self.epoch_B = epoch_B
         self.sample_B = sample_B
+
+
+def assembled(shards: TokenShards, pieces_B: Sequence[Sequence[Piece]], address: Address) -> Samples:
+    """The samples that consist of these pieces, end to end, all of token type 0."""
+    ids: list[Int64Array] = []
+    marks: list[NDArray[np.uint8]] = []
+    starts: list[int] = []
+    unmarked = np.zeros(1, dtype=np.uint8)
+    has_spans = bool(shards.span_fields)
+    for piece in chain.from_iterable(pieces_B):
+        if isinstance(piece, tuple):
+            ids.append(shards.tokens_between(*piece))
+            starts.append(piece[0])
+            marks += [shards.span_marks_between(*piece)] if has_spans else []
+        else:
+            ids.append(np.array([piece]))
+            starts.append(-1)
+            marks += [unmarked] if has_spans else []
+    ids_T, sizes = np.concatenate(ids), np.array([part.size for part in ids])
+    ends = np.cumsum(sizes)
+    source_T = np.arange(ids_T.size) + np.repeat(starts - ends + sizes, sizes)
+    return Samples(
+        ids_T=ids_T,
+        token_types_T=np.zeros_like(ids_T),
+        special_T=source_T < 0,
+        cu_seqlens_B1=np.concatenate([[0], ends[np.cumsum([len(pieces) for pieces in pieces_B]) - 1]]),
+        epoch_B=address.epoch_B,
+        sample_B=address.sample_B,
+        spans_T=np.concatenate(marks) if has_spans else None,
+        source_T=source_T,
+    )

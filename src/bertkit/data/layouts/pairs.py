@@ -29,7 +29,7 @@ from pydantic import Field
 from scipy.stats import binom
 
 from bertkit.arrays import Float64Array, Int64Array
-from bertkit.data.layouts.base import PART_ROWS, Address, Layout, Plan, Ranges
+from bertkit.data.layouts.base import PART_ROWS, Address, Layout, Piece, Plan, Ranges, assembled
 from bertkit.data.layouts.compiled_pairs import NUMBERS, listed_pairs, pairs_library
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
@@ -102,40 +102,14 @@ class PairLayout(Layout):
         }
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
-        lengths_B = plan_B["first_length"].astype(np.int64) + plan_B["second_length"] + self.special_tokens
-        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
-        ids_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
-        token_types_T = np.zeros_like(ids_T)
-        source_T = np.full_like(ids_T, -1)
-        spans_T = np.zeros(ids_T.size, dtype=np.uint8) if shards.span_fields else None
-        for start, row in zip(cu_seqlens_B1.tolist(), plan_B.tolist(), strict=False):
-            first_start, second_start, first_length, second_length, *_ = row
-            middle = start + 1 + first_length
-            end = middle + 1 + second_length
-            ids_T[start + 1 : middle] = shards.tokens_between(first_start, first_start + first_length)
-            ids_T[middle + 1 : end] = shards.tokens_between(second_start, second_start + second_length)
-            source_T[start + 1 : middle] = np.arange(first_start, first_start + first_length)
-            source_T[middle + 1 : end] = np.arange(second_start, second_start + second_length)
-            token_types_T[middle + 1 : end + 1] = 1
-            if spans_T is not None:
-                spans_T[start + 1 : middle] = shards.span_marks_between(first_start, first_start + first_length)
-                spans_T[middle + 1 : end] = shards.span_marks_between(second_start, second_start + second_length)
-        starts_B, ends_B = cu_seqlens_B1[:-1], cu_seqlens_B1[1:]
-        separators_B = starts_B + 1 + plan_B["first_length"]
-        special_T = np.zeros(ids_T.size, dtype=np.bool_)
-        special_T[starts_B] = special_T[separators_B] = special_T[ends_B - 1] = True
-        ids_T[starts_B] = vocabulary.cls_id
-        ids_T[separators_B] = ids_T[ends_B - 1] = vocabulary.sep_id
-        return Samples(
-            ids_T=ids_T,
-            token_types_T=token_types_T,
-            special_T=special_T,
-            cu_seqlens_B1=cu_seqlens_B1,
-            epoch_B=address.epoch_B,
-            sample_B=address.sample_B,
-            labels=_labels(plan_B),
-            spans_T=spans_T,
-            source_T=source_T,
+        cls_id, sep_id = vocabulary.cls_id, vocabulary.sep_id
+        pieces_B: list[list[Piece]] = [
+            [cls_id, (first, first + first_length), sep_id, (second, second + second_length), sep_id]
+            for first, second, first_length, second_length, *_ in plan_B.tolist()
+        ]
+        segments_B2 = np.stack([plan_B["first_length"] + 2, plan_B["second_length"] + 1], axis=1)
+        return assembled(shards, pieces_B, address).with_changes(
+            token_types_T=np.repeat(np.tile([0, 1], len(plan_B)), segments_B2.ravel()), labels=_labels(plan_B)
         )
 
 

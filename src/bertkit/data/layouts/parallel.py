@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bertkit.data.layouts.base import Address, Layout, Plan, Ranges
+from bertkit.data.layouts.base import Address, Layout, Piece, Plan, Ranges, assembled
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -68,33 +68,9 @@ class ParallelText(Layout):
         yield plan_R[fits_R]
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
-        start_B, middle_B, end_B = (plan_B[name].astype(np.int64) for name in ("start", "middle", "end"))
-        decoder_start_B = middle_B - start_B + 2
-        cu_seqlens_B1 = np.concatenate([[0], np.cumsum(end_B - start_B + self.special_tokens)])
-        ids_T = np.empty(int(cu_seqlens_B1[-1]), dtype=np.int64)
-        source_T = np.full_like(ids_T, -1)
-        special_T = np.zeros(ids_T.size, dtype=np.bool_)
-        first_B, behind_B = cu_seqlens_B1[:-1], cu_seqlens_B1[1:]
-        second_B = first_B + decoder_start_B
-        for at_B, token in (
-            (first_B, vocabulary.cls_id),
-            (second_B - 1, vocabulary.sep_id),
-            (second_B, vocabulary.cls_id),
-            (behind_B - 1, vocabulary.sep_id),
-        ):
-            ids_T[at_B], special_T[at_B] = token, True
-        for row in range(len(plan_B)):
-            sides = ((first_B[row], start_B[row], middle_B[row]), (second_B[row], middle_B[row], end_B[row]))
-            for at, left, right in sides:
-                ids_T[at + 1 : at + 1 + right - left] = shards.tokens_between(int(left), int(right))
-                source_T[at + 1 : at + 1 + right - left] = np.arange(left, right)
-        return Samples(
-            ids_T=ids_T,
-            token_types_T=np.zeros_like(ids_T),
-            special_T=special_T,
-            cu_seqlens_B1=cu_seqlens_B1,
-            epoch_B=address.epoch_B,
-            sample_B=address.sample_B,
-            source_T=source_T,
-            decoder_start_B=decoder_start_B,
-        )
+        cls_id, sep_id = vocabulary.cls_id, vocabulary.sep_id
+        pieces_B: list[list[Piece]] = [
+            [cls_id, (start, middle), sep_id, cls_id, (middle, end), sep_id] for start, middle, end in plan_B.tolist()
+        ]
+        decoder_start_B = (plan_B["middle"] - plan_B["start"]).astype(np.int64) + 2
+        return assembled(shards, pieces_B, address).with_changes(decoder_start_B=decoder_start_B)

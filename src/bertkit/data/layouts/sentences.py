@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from bertkit.data.layouts.base import PART_ROWS, Address, Layout, Plan, Ranges
+from bertkit.data.layouts.base import PART_ROWS, Address, Layout, Piece, Plan, Ranges, assembled
 from bertkit.data.random import Draw
 from bertkit.data.samples import Samples, Vocabulary
 from bertkit.data.shards import TokenShards
@@ -52,40 +52,14 @@ class Sentences(Layout):
         return True
 
     def assemble(self, shards: TokenShards, plan_B: Plan, vocabulary: Vocabulary, address: Address) -> Samples:
-        sequences: list[np.ndarray] = []
-        marks: list[np.ndarray] = []
-        sources: list[np.ndarray] = []
-        nothing = np.zeros(1, dtype=np.uint8)
-        nowhere = np.array([-1])
+        pieces_B: list[list[Piece]] = []
         for start, end in plan_B.tolist():
             starts = shards.document_starts(start + 1, end + 1).tolist() if self.closes_documents else []
             is_closed = self.closes_samples or end in starts
-            edges = [start, *(each for each in starts if each < end), end]
-            pieces: list[np.ndarray] = [np.array([vocabulary.cls_id])]
-            marks.append(nothing)
-            sources.append(nowhere)
-            for left, right in pairwise(edges):
-                pieces.append(shards.tokens_between(left, right))
-                sources.append(np.arange(left, right))
-                marks += [shards.span_marks_between(left, right)] if shards.span_fields else []
-                if right < end or is_closed:
-                    pieces.append(np.array([vocabulary.sep_id]))
-                    sources.append(nowhere)
-                    marks += [nothing] if shards.span_fields else []
-            sequences.append(np.concatenate(pieces))
-        ids_T = np.concatenate(sequences).astype(np.int64)
-        cu_seqlens_B1 = np.concatenate([[0], np.cumsum([sequence.size for sequence in sequences])])
-        special_T = (ids_T == vocabulary.cls_id) | (ids_T == vocabulary.sep_id)
-        return Samples(
-            ids_T=ids_T,
-            token_types_T=np.zeros_like(ids_T),
-            special_T=special_T,
-            cu_seqlens_B1=cu_seqlens_B1,
-            epoch_B=address.epoch_B,
-            sample_B=address.sample_B,
-            spans_T=np.concatenate(marks) if shards.span_fields else None,
-            source_T=np.concatenate(sources),
-        )
+            pieces_B.append([vocabulary.cls_id])
+            for left, right in pairwise([start, *(each for each in starts if each < end), end]):
+                pieces_B[-1] += [(left, right), vocabulary.sep_id] if right < end or is_closed else [(left, right)]
+        return assembled(shards, pieces_B, address)
 
 
 class DocSentences(Sentences):
