@@ -42,7 +42,18 @@ def test_parquet_has_them_too(tmp_path: Path) -> None:
 
     sources, targets = zip(*PAIRS, strict=True)
     pyarrow.parquet.write_table(pyarrow.table({"source": sources, "target": targets}), tmp_path / "a[1].parquet")
-    assert read(tmp_path, tmp_path / "a[1].parquet") == [list(pair) for pair in PAIRS]
+    expected = [list(pair) for pair in PAIRS]
+    assert read(tmp_path, tmp_path / "a[1].parquet") == expected
+    assert read(tmp_path, *[tmp_path / "a[1].parquet"] * 2) == expected, "a file named twice is read once"
+    deep = [{"translation": {"en": source, "de": target}, "id": 1} for source, target in PAIRS]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(deep), tmp_path / "b.parquet")
+    assert (
+        read(tmp_path, tmp_path / "b.parquet", text_field="translation.en", target_field="translation.de") == expected
+    )
+    with pytest.raises(DataError, match=r"b\.parquet, record 1: no field 'source'; there are: id, translation"):
+        read(tmp_path, tmp_path / "b.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(deep)[:0], tmp_path / "b.parquet")
+    assert read(tmp_path, tmp_path / "b.parquet", text_field="translation.en") == []
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 Not from a paper. A pair comes from a line of a TSV file (source, tab, target, no header), from two fields of a record
 (JSONL, Parquet, the Hub), or from the same line of two text files. A pair with an empty side is an error, because it
-would shift everything after it in a file of two columns. Sibling readers.py reads text of one side.
+would shift everything after it in a file of two columns. Sibling readers.py reads the records.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,25 +16,24 @@ from typing import Any
 
 from bertkit.errors import DataError
 from bertkit.text.lines import read_lines
-from bertkit.text.readers import FileReader, HubReader, Part, Reader, dataset_records, json_records, value_of
+from bertkit.text.readers import FileReader, Part, Reader, RecordForm, value_of
 
 SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
-class PairFields:
-    """The fields of a record that contain source and target; `a.b` is field b of the record in field a."""
+class PairForm(RecordForm):
+    """Source and target in two fields; `a.b` is field b of the record in field a."""
 
     source: str
     target: str
 
-    def pair(self, record: Mapping[str, Any], where: str) -> Part:
-        """The pair in a record.
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.source, self.target
 
-        Raises:
-            DataError: a field is missing, not a string, or empty.
-        """
-        return pair_part(_text(record, self.source, where), _text(record, self.target, where), where)
+    def parts(self, record: dict[str, Any], where: str) -> Iterator[Part]:
+        yield pair_part(_text(record, self.source, where), _text(record, self.target, where), where)
 
 
 @dataclass(frozen=True)
@@ -80,44 +78,6 @@ class TwoFilesPairReader(Reader):
                     " number of lines, each the other's translation"
                 )
             yield pair_part(source, target, f"{self.name}, line {number}")
-
-
-@dataclass(frozen=True)
-class JsonPairReader(FileReader):
-    """A file with one JSON object per line, with source and target in two fields."""
-
-    fields: PairFields
-    encoding: str | None = None
-    kind = "pairs-jsonl"
-
-    def parts(self) -> Iterator[Part]:
-        for where, record in json_records(self.path, self.encoding):
-            yield self.fields.pair(record, where)
-
-
-@dataclass(frozen=True)
-class RecordPairReader(Reader):
-    """Records of a Hub dataset or a Parquet file, with source and target in two fields."""
-
-    records: HubReader | Path
-    fields: PairFields
-    kind = "pairs-records"
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # derived, not stored
-        return str(self.records) if isinstance(self.records, Path) else self.records.name
-
-    def parts(self) -> Iterator[Part]:
-        for where, record in dataset_records(self._rows, self.name):
-            yield self.fields.pair(record, where)
-
-    def _rows(self) -> Any:
-        import datasets
-
-        if isinstance(self.records, HubReader):
-            return self.records.rows()
-        files = [glob.escape(str(self.records))]
-        return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
 
 
 def pair_part(source: str, target: str, where: str) -> Part:

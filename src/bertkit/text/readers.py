@@ -1,7 +1,8 @@
 """Readers: one class for each kind of source, all yielding documents as lines of text.
 
-Not from a paper. Text and JSON Lines are read here, so that errors are reported with their byte or line; CSV, Parquet
-and the Hub are read by `datasets`. sources.py chooses the reader of a SOURCE.
+Not from a paper. Text, CSV and JSON Lines are read here, so that errors are reported with their byte or line, Parquet
+by pyarrow, and the Hub by `datasets`. sources.py chooses the reader of a SOURCE; `RecordForm` tells what is read from a
+record: its text, or a pair (parallel.py).
 
 A document is one part, or several if it is large: (begins, lines), where only the first part begins. Lines of records
 with annotated spans include them (annotated.py).
@@ -10,10 +11,9 @@ with annotated spans include them (annotated.py).
 from __future__ import annotations
 
 import csv
-import glob
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
@@ -29,7 +29,8 @@ from bertkit.text.lines import MAX_LINE_BYTES, read_lines
 
 Part = tuple[bool, list[str]]
 PART_CHARACTERS = 1 << 19
-_ANY_FORMAT = FileFormat()
+ROWS_AT_ONCE = 256
+"""Rows read at once from a Parquet file, in which a value that is stored once may be the text of every row."""
 _WIKITEXT_TITLE = re.compile(r"\s*= ([^=].*?) =\s*$")
 _WIKITEXT_HEADING = re.compile(r"\s*((?:= ){2,})(.*?)( =)+\s*$")
 
@@ -59,6 +60,47 @@ class FileReader(Reader):
     @property
     def name(self) -> str:  # type: ignore[override]  # derived, not stored
         return str(self.path)
+
+
+class RecordForm(ABC):
+    """The fields of a record that are read, and what they are."""
+
+    @property
+    @abstractmethod
+    def fields(self) -> tuple[str, ...]:
+        """Their names; dots in a name lead into nested records."""
+
+    @abstractmethod
+    def parts(self, record: dict[str, Any], where: str) -> Iterator[Part]:
+        """Parts of one record's document.
+
+        Raises:
+            DataError: a field is missing or invalid.
+        """
+
+
+@dataclass(frozen=True)
+class TextForm(RecordForm):
+    """Text in one field, and annotated spans in others."""
+
+    text: str
+    spans: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.text, *self.spans)
+
+    def parts(self, record: dict[str, Any], where: str) -> Iterator[Part]:
+        text = text_of(record, self.text, where)
+        if self.spans:
+            lines = annotated_lines(text, [spans_of(record, field, len(text), where) for field in self.spans])
+        else:
+            if "\r" in text:
+                text = text.replace("\r", "\n")
+            lines = [line for line in text.split("\n") if line and not line.isspace()]
+        if lines and len(text) <= PART_CHARACTERS:
+            return iter([(True, lines)])
+        return in_parts((k == 0, line) for k, line in enumerate(lines))
 
 
 @dataclass(frozen=True)
@@ -92,16 +134,15 @@ class TextReader(FileReader):
 
 @dataclass(frozen=True)
 class JsonLinesReader(FileReader):
-    """A file with one JSON object per line: each is a document with its text in one field and spans in others."""
+    """A file with one JSON object per line: each is a document."""
 
-    text_field: str
-    span_fields: tuple[str, ...] = ()
+    form: RecordForm
     encoding: str | None = None
-    kind = "jsonl"
+    kind: str = "jsonl"
 
     def parts(self) -> Iterator[Part]:
         for where, record in json_records(self.path, self.encoding):
-            yield from record_parts(record, self.text_field, self.span_fields, where)
+            yield from self.form.parts(record, where)
 
 
 def json_records(path: Path, encoding: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -120,50 +161,50 @@ def json_records(path: Path, encoding: str | None = None) -> Iterator[tuple[str,
 
 
 @dataclass(frozen=True)
-class TableReader(FileReader):
-    """A CSV or Parquet file: one document per row; only Parquet's can have spans."""
+class ParquetReader(FileReader):
+    """A Parquet file: one document per row."""
 
-    kind: str
-    text_field: str
-    span_fields: tuple[str, ...] = ()
-    format: FileFormat = _ANY_FORMAT
+    form: RecordForm
+    kind: str = "parquet"
 
     def parts(self) -> Iterator[Part]:
-        return self._csv_parts() if self.kind == "csv" else self._parquet_parts()
-
-    def _parquet_parts(self) -> Iterator[Part]:
-        import datasets
-        import pyarrow
         import pyarrow.parquet
 
+        number = 0
         try:
-            names = pyarrow.parquet.read_schema(self.path).names
-            column = self.text_field if self.text_field in names else self.text_field.partition(".")[0]
-            self._check(names, column)
-            if not pyarrow.parquet.read_metadata(self.path).num_rows:
-                return iter(())  # `datasets` fails on a file without rows
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{self.name}: not a readable Parquet file: {first_line(error)}") from error
-        columns = [column, *self.span_fields]
+            with pyarrow.parquet.ParquetFile(self.path) as file:
+                names = file.schema_arrow.names
+                columns = {field if field in names else field.partition(".")[0] for field in self.form.fields}
+                read = sorted(columns) if columns <= set(names) else None  # all, for the message of a missing one
+                for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=read):
+                    for record in batch.to_pylist():
+                        number += 1
+                        yield from self.form.parts(record, f"{self.name}, record {number}")
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            what = f"cannot be read after record {number}" if number else "not a readable Parquet file"
+            raise DataError(f"{self.name}: {what}: {first_line(error)}") from error
 
-        def rows() -> Any:
-            return datasets.load_dataset(
-                "parquet", data_files=[glob.escape(str(self.path))], split="train", streaming=True, columns=columns
-            )
 
-        return dataset_parts(rows, self.text_field, self.span_fields, self.name)
+@dataclass(frozen=True)
+class CsvReader(FileReader):
+    """A CSV file: one document per row."""
 
-    def _csv_parts(self) -> Iterator[Part]:
+    text_field: str
+    format: FileFormat
+    kind = "csv"
+
+    def parts(self) -> Iterator[Part]:
         csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
         lines = (f"{line}\n" for several in read_lines(self.path, self.format.encoding) for line in several)
         first = next(lines, "")
         delimiter = delimiter_of(first.rstrip("\n"), ",", f"{self.name}, line 1", self.format.delimiter)
         reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        form = TextForm(self.text_field)
         mark = "a comma" if delimiter == "," else repr(delimiter)
         number = 0
         try:
             header = next(reader, [])
-            self._check(header, self.text_field)
+            text_of(dict.fromkeys(header, ""), self.text_field, self.name)
             column = header.index(self.text_field)
             for fields in reader:
                 number += 1
@@ -174,18 +215,11 @@ class TableReader(FileReader):
                         f"{self.name}: cannot be read after record {number}: line {reader.line_num} has {len(fields)}"
                         f" fields, expected {len(header)}; put a field that contains {mark} in quotes"
                     )
-                where = f"{self.name}, record {number}"
-                yield from record_parts({self.text_field: fields[column]}, self.text_field, (), where)
+                yield from form.parts({self.text_field: fields[column]}, f"{self.name}, record {number}")
         except csv.Error as error:
             raise DataError(
                 f"{self.name}: cannot be read after record {number}: line {reader.line_num} is not valid CSV: {error}"
             ) from error
-
-    def _check(self, columns: Sequence[str], text_column: str) -> None:
-        """Report a missing column before any row is read."""
-        text_of(dict.fromkeys(columns, ""), text_column, self.name)
-        for field in self.span_fields:
-            spans_of(dict.fromkeys(columns), field, 0, self.name)
 
 
 @dataclass(frozen=True)
@@ -201,10 +235,9 @@ class HubReader(Reader):
     config: str | None
     split: str
     commit: str
-    text_field: str
+    form: RecordForm
     offline: bool
-    span_fields: tuple[str, ...] = ()
-    kind = "hub"
+    kind: str = "hub"
 
     @property
     def name(self) -> str:  # type: ignore[override]  # derived, not stored
@@ -216,9 +249,42 @@ class HubReader(Reader):
         return self.repository.partition("@")[0]
 
     def parts(self) -> Iterator[Part]:
-        return dataset_parts(self.rows, self.text_field, self.span_fields, self.name)
+        for where, record in self._records():
+            yield from self.form.parts(record, where)
 
-    def rows(self) -> Any:
+    def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The records, each with its position for messages; errors of `datasets` and the libraries that it uses become
+        DataError.
+
+        Raises:
+            DataError: the data cannot be opened or read.
+        """
+        import datasets.exceptions
+        import pyarrow
+        from pandas.errors import ParserError  # type: ignore[import-untyped]  # no stubs among the dependencies
+
+        errors = (
+            datasets.exceptions.DatasetsError,
+            pyarrow.ArrowException,
+            ParserError,
+            UnicodeDecodeError,
+            EOFError,
+            ValueError,
+            *hub_errors(),
+        )
+        number = 0
+        try:
+            iterator = iter(self._rows())
+            while True:
+                record = next(iterator, None)
+                if record is None:
+                    return
+                number += 1
+                yield f"{self.name}, record {number}", record
+        except errors as error:
+            raise DataError(f"{self.name}: cannot be read after record {number}: {first_line(error)}") from error
+
+    def _rows(self) -> Any:
         """The records, streamed; offline, those of the cached copy."""
         import datasets
 
@@ -245,49 +311,6 @@ class HubReader(Reader):
             f"{self.name}: `datasets` has no copy of commit {self.commit[:12]}, and the network is not to be used;"
             f" shards that `bertkit tokenize {self.name} --train wordpiece --out DIR` makes with a network need none"
         )
-
-
-def dataset_parts(rows: Any, text_field: str, span_fields: Sequence[str], name: str) -> Iterator[Part]:
-    """Parts of the records that `rows()` opens.
-
-    Raises:
-        DataError: see `dataset_records`; or a record has no such field, or an invalid one.
-    """
-    for where, record in dataset_records(rows, name):
-        yield from record_parts(record, text_field, span_fields, where)
-
-
-def dataset_records(rows: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records that `rows()` opens, each with its position for messages; errors of `datasets` and the libraries that
-    it uses become DataError.
-
-    Raises:
-        DataError: the data cannot be opened or read.
-    """
-    import datasets.exceptions
-    import pyarrow
-    from pandas.errors import ParserError  # type: ignore[import-untyped]  # no stubs among the dependencies
-
-    errors = (
-        datasets.exceptions.DatasetsError,
-        pyarrow.ArrowException,
-        ParserError,
-        UnicodeDecodeError,
-        EOFError,
-        ValueError,
-        *hub_errors(),
-    )
-    number = 0
-    try:
-        iterator = iter(rows())
-        while True:
-            record = next(iterator, None)
-            if record is None:
-                return
-            number += 1
-            yield f"{name}, record {number}", record
-    except errors as error:
-        raise DataError(f"{name}: cannot be read after record {number}: {first_line(error)}") from error
 
 
 def value_of(record: Mapping[str, Any], field: str, where: str, remedy: str) -> Any:
@@ -323,25 +346,6 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: field {field!r} has half a surrogate pair at character {error.start}") from error
     return text
-
-
-def record_parts(record: dict[str, Any], text_field: str, span_fields: Sequence[str], where: str) -> Iterator[Part]:
-    """Parts of one record's document.
-
-    Raises:
-        DataError: see `text_of` and `spans_of`.
-    """
-    text = text_of(record, text_field, where)
-    if span_fields:
-        spans = [spans_of(record, field, len(text), where) for field in span_fields]
-        lines = annotated_lines(text, spans)
-    else:
-        if "\r" in text:
-            text = text.replace("\r", "\n")
-        lines = [line for line in text.split("\n") if line and not line.isspace()]
-    if lines and len(text) <= PART_CHARACTERS:
-        return iter([(True, lines)])
-    return in_parts((k == 0, line) for k, line in enumerate(lines))
 
 
 def in_parts(marked_lines: Iterable[tuple[bool, str]]) -> Iterator[Part]:

@@ -22,15 +22,17 @@ from bertkit.stores.fetch import fetched_files
 from bertkit.stores.url import has_scheme, is_url
 from bertkit.text.corpus import Corpus
 from bertkit.text.lines import COMPRESSIONS
-from bertkit.text.parallel import (
-    JsonPairReader,
-    PairFields,
-    RecordPairReader,
-    TabbedPairReader,
-    TwoFilesPairReader,
-    joint_hash,
+from bertkit.text.parallel import PairForm, TabbedPairReader, TwoFilesPairReader, joint_hash
+from bertkit.text.readers import (
+    CsvReader,
+    HubReader,
+    JsonLinesReader,
+    ParquetReader,
+    Reader,
+    RecordForm,
+    TextForm,
+    TextReader,
 )
-from bertkit.text.readers import HubReader, JsonLinesReader, Reader, TableReader, TextReader
 from bertkit.text.source_options import KINDS, NAMED_ONLY, SourceOptions, kind_of_file
 
 MAX_REMEMBERED = 100_000
@@ -144,13 +146,13 @@ class _Opening:
     def readers(self, sources: Sequence[str]) -> Iterator[tuple[Reader, str]]:
         """The readers of all sources, each with the hash of its content."""
         if self.options.target_field is not None:
-            return self._pairs(sources, PairFields(self.options.text_field, self.options.target_field))
+            return self._pairs(sources, PairForm(self.options.text_field, self.options.target_field))
         return chain.from_iterable(map(self._texts, sources))
 
     def _texts(self, source: str) -> Iterator[tuple[Reader, str]]:
         scheme, colon, rest = source.partition(":")
         if scheme == "hub" and colon:
-            yield self._hub(rest)
+            yield self._hub(rest, TextForm(self.options.text_field, self.options.span_fields), "hub")
         elif scheme == "builtin" and colon:
             if rest != "pydocs":
                 raise UsageError(f"source {source!r}: the only built-in corpus is builtin:pydocs")
@@ -163,15 +165,15 @@ class _Opening:
             for path in self._files(source):
                 yield _file_reader(path, self.options), self.hashes.sha256(path)
 
-    def _pairs(self, sources: Sequence[str], fields: PairFields) -> Iterator[tuple[Reader, str]]:
+    def _pairs(self, sources: Sequence[str], form: PairForm) -> Iterator[tuple[Reader, str]]:
         """Readers of parallel text; text files are taken in twos, in the order given."""
         encoding = self.options.encoding
         alone: Path | None = None
         for source in sources:
             scheme, colon, rest = source.partition(":")
             if scheme == "hub" and colon:
-                reader, content = self._hub(rest)
-                yield RecordPairReader(reader, fields), joint_hash(content, fields.target)
+                reader, content = self._hub(rest, form, "pairs-records")
+                yield reader, joint_hash(content, form.target)
                 continue
             if scheme == "builtin" and colon:
                 raise UsageError(
@@ -184,9 +186,9 @@ class _Opening:
                 if kind == "tsv":
                     yield TabbedPairReader(path, encoding), content
                 elif kind == "jsonl":
-                    yield JsonPairReader(path, fields, encoding), content
+                    yield JsonLinesReader(path, form, encoding, "pairs-jsonl"), content
                 elif kind == "parquet":
-                    yield RecordPairReader(path, fields), content
+                    yield ParquetReader(path, form, "pairs-records"), content
                 elif kind == "csv":
                     raise UsageError(f"{path}: parallel text is not read from CSV; write it as .tsv or .jsonl")
                 elif alone is None:
@@ -212,7 +214,7 @@ class _Opening:
             )
         return local_files(source)
 
-    def _hub(self, rest: str) -> tuple[HubReader, str]:
+    def _hub(self, rest: str, form: RecordForm, kind: str) -> tuple[HubReader, str]:
         """A Hub dataset at its current commit; offline, at the last known commit."""
         repository, _, config_split = rest.partition(":")
         config, _, split = config_split.partition(":")
@@ -220,9 +222,8 @@ class _Opening:
             raise UsageError(f"source 'hub:{rest}': expected hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]")
         offline = is_offline(self.offline)
         commit = self.commits.get(repository) or dataset_commit(repository, offline=offline)
-        field, spans = self.options.text_field, self.options.span_fields
-        reader = HubReader(repository, config or None, split or "train", commit, field, offline, spans)
-        read = ":".join([field, *spans])
+        reader = HubReader(repository, config or None, split or "train", commit, form, offline, kind)
+        read = ":".join([self.options.text_field, *self.options.span_fields])
         return reader, hashlib.sha256(f"{reader.name}@{commit}:{read}".encode()).hexdigest()
 
 
@@ -291,9 +292,11 @@ def _file_reader(path: Path, options: SourceOptions) -> Reader:
     if kind == "text":
         return TextReader(path, options.documents, options.encoding)
     if kind == "jsonl":
-        return JsonLinesReader(path, options.text_field, options.span_fields, options.encoding)
-    if kind is not None:
-        return TableReader(path, kind, options.text_field, options.span_fields, options)
+        return JsonLinesReader(path, TextForm(options.text_field, options.span_fields), options.encoding)
+    if kind == "csv":
+        return CsvReader(path, options.text_field, options)
+    if kind == "parquet":
+        return ParquetReader(path, TextForm(options.text_field, options.span_fields))
     known = ", ".join(KINDS)
     raise UsageError(
         f"{path}: unknown kind of file {path.suffix or '(no suffix)'!r}; expected {known}, "
