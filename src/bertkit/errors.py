@@ -6,6 +6,8 @@ Any other exception is a bug (exit code 1).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -28,6 +30,15 @@ class UsageError(BertkitError, ValueError):
     """Wrong usage or an invalid recipe."""
 
     exit_code = 2
+
+
+@contextmanager
+def below(key: str) -> Iterator[None]:
+    """Within this context, usage errors, whose messages start with a key, name it as one of this section."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{key}.{error}") from error
 
 
 class DataError(BertkitError):

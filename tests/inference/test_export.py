@@ -22,6 +22,7 @@ from bertkit.inference.export.export import RECORD, export_model
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.distilbert import DistilBertConfig
+from bertkit.models.families.jina_bert import JinaBertQkConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.files.hub import load_model, save_model
@@ -280,6 +281,8 @@ ONNX_HEADS = [
     ("modernbert", "ModernBertForSequenceClassification"),
     ("eurobert", "EuroBertForSequenceClassification"),
     ("nomic-bert", "NomicBertForMaskedLM"),
+    ("gte-divided", "GteForMaskedLM"),
+    ("ultrabert", "UltrabertForSequenceClassification"),
     ("mpnet", "MPNetForQuestionAnswering"),
 ]
 
@@ -311,6 +314,14 @@ def test_a_graph_gives_the_numbers_of_the_original_for_any_batch_and_length(
         found = torch.from_numpy(logits)
         found = found[inputs.real_BS] if found.dim() == 3 else found
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_holds_for_distances_of_every_length(tmp_path: Path) -> None:
+    """The export compares both on sequences from one token to the longest; the graph is traced with one of three."""
+    pytest.importorskip("onnxruntime")
+    source = small_model(tmp_path / "model", JinaBertQkConfig(**{**SIZES, "num_hidden_layers": 1}))
+    record = export_model(str(source), tmp_path / "out", kind="onnx")
+    assert record["largest_difference"] < 1e-4
 
 
 def test_an_embedder_s_graph_is_among_the_files_of_sentence_transformers(tmp_path: Path) -> None:

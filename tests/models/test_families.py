@@ -285,6 +285,8 @@ def test_every_dropout_is_where_the_originals_is(
     for part in oracle.modules():
         if type(part).__name__ == "AlbertLayer":  # google-research/albert has a dropout here
             part.ffn_output.register_forward_hook(lambda *call: call[2] * (1 + oracle.config.hidden_dropout_prob))
+        if type(part).__name__ == "XLMRobertaXLOutput":  # fairseq has a dropout here
+            part.dense.register_forward_hook(lambda *call: call[2] * (1 + oracle.config.hidden_dropout_prob))
     inputs = make_inputs(case, model)
     with torch.no_grad():
         expected = oracle_logits(head, ask_oracle(head, oracle, inputs.padded), inputs.real_BS)

@@ -25,6 +25,9 @@ from bertkit.models.families.eurobert import EuroBertConfig
 from bertkit.models.families.gpt import GptConfig
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.families.gpt_bert import GptBertConfig
+from bertkit.models.families.gte import GteConfig
+from bertkit.models.families.jina_bert import JinaBertConfig, JinaBertQkConfig
+from bertkit.models.families.jina_embeddings_v3 import JinaEmbeddingsV3Config
 from bertkit.models.families.longformer import LongformerConfig
 from bertkit.models.families.mobilebert import MobileBertConfig
 from bertkit.models.families.modernbert import ModernBertConfig
@@ -32,7 +35,7 @@ from bertkit.models.families.mosaicbert import MosaicBertConfig
 from bertkit.models.families.mpnet import MPNetConfig
 from bertkit.models.families.neobert import NeoBertConfig
 from bertkit.models.families.nomic_bert import NomicBertConfig
-from bertkit.models.families.roberta import RobertaConfig
+from bertkit.models.families.roberta import RobertaConfig, XLMRobertaXLConfig
 from bertkit.models.families.t5 import T5Config
 from bertkit.models.families.transformer_xl import TransformerXlConfig
 from bertkit.models.families.xlnet import XlnetConfig
@@ -239,6 +242,33 @@ SIZES = {
     # Song et al. 2020; RoBERTa's vocabulary would be 50,265, the released model has BERT's and five more.
     "mpnet-base": Size(MPNetConfig(), 30_527, 109_486_464, published_millions=(110, 1)),
     # Warner et al. 2024, table 4. Portes et al. 2023, 137M; 30,522 words rounded up to a multiple of 64.
+    # Günther et al. 2023, table 1: 33M and 137M; then the model cards of the one for code and of a reranker.
+    "jina-embeddings-v2-small": Size(
+        JinaBertConfig(num_hidden_layers=4, hidden_size=512, num_attention_heads=8, intermediate_size=2048),
+        30_528,
+        published_millions=(33, 1),
+    ),
+    "jina-embeddings-v2-base": Size(JinaBertConfig(), 30_528, published_millions=(137, 1)),
+    "jina-embeddings-v2-base-code": Size(JinaBertQkConfig(), 61_056, published_millions=(161, 1)),
+    "jina-reranker-v1-turbo": Size(
+        JinaBertConfig(num_hidden_layers=6, hidden_size=384, intermediate_size=1536),
+        61_056,
+        published_millions=(37.8, 0.1),
+    ),
+    # Sturua et al. 2024, section 4, without the updates for tasks; Goyal et al. 2021.
+    "jina-embeddings-v3": Size(
+        JinaEmbeddingsV3Config(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096),
+        250_002,
+        published_millions=(559, 1),
+    ),
+    # Model card of the masked LM; then as the Hub counts version 1.5 and its masked LM, whose encoders have no pooler.
+    "gte-multilingual-base": Size(GteConfig(), 250_048, None, None, (), (306, 1)),
+    "gte-base-en": Size(GteConfig(type_vocab_size=0), 30_528, 136_776_192 + 590_592, 137_398_848, ("masked_lm",)),
+    "xlm-roberta-xl": Size(
+        XLMRobertaXLConfig(num_hidden_layers=36, hidden_size=2560, num_attention_heads=32, intermediate_size=10240),
+        250_880,
+        published_millions=(3500, 30),
+    ),
     "mosaicbert-base": Size(MosaicBertConfig(), 30_528, 137_368_320, 137_400_384, ("masked_lm",), (137, 1)),
     "modernbert-base": Size(ModernBertConfig(), 50_368, 149_014_272, 149_655_232, ("masked_lm",), (149, 1)),
     "modernbert-large": Size(

@@ -193,6 +193,15 @@ def test_missing_models_end_with_3(tmp_path: Path) -> None:
             "text-classification",
         ),
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "transformers", "text-generation"),
+        (  # the form of a JinaBERT on the Hub
+            {
+                "model_type": "bert",
+                "position_embedding_type": "alibi",
+                "architectures": ["JinaBertForSequenceClassification"],
+            },
+            "bertkit",
+            "text-classification",
+        ),
     ],
 )
 def test_the_card_names_library_and_task(tmp_path: Path, config: dict[str, object], library: str, task: str) -> None:

@@ -113,7 +113,8 @@ def _mixed(ids_T: Int64Array, place_T: Int64Array) -> Uint64Array:
     bits_T = place_T.astype(np.uint64) * _PLACE + ids_T.astype(np.uint64) * _TOKEN
     for shift, factor in _MIX:
         bits_T = (bits_T ^ (bits_T >> np.uint64(shift))) * factor
-    return bits_T ^ (bits_T >> np.uint64(31))
+    mixed_T: Uint64Array = bits_T ^ (bits_T >> np.uint64(31))
+    return mixed_T
 
 
 def _whole_documents(shards: TokenShards, ranges_N2: Ranges) -> Int64Array:

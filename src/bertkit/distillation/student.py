@@ -22,17 +22,17 @@ from bertkit.distillation.bilstm_student import cached_bilstm
 from bertkit.distillation.student_settings import GivenModel, NewModel, TeacherLayers
 from bertkit.distillation.task_recipe import DistillRecipe
 from bertkit.distillation.teacher_files import TeacherFiles
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, UsageError, below
 from bertkit.finetuning.warm_start import head_directory
 from bertkit.models.conversion.layer_choice import chosen_layers
-from bertkit.models.conversion.pruning import keep_layers, prune_like, pruned_heads, saved_heads, with_layers
-from bertkit.models.encoder import LAYER_NAME, EncoderConfig
+from bertkit.models.conversion.pruning import keep_layers, pruned_heads, rebuilt, saved_heads, with_layers
+from bertkit.models.encoder import LAYER_NAME, EncoderConfig, in_layer
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import BilstmStudent
 from bertkit.models.families.distilbert import DistilBertConfig
 from bertkit.models.files.hub import read_config
 from bertkit.models.files.model_files import CONFIG_FILE, encoder_directory, find_model
-from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.models.headed import HeadedModel
 from bertkit.models.layers import NORMS
 from bertkit.models.quantisation.quantised import QUANTISATION
 
@@ -81,10 +81,8 @@ def student_config(recipe: DistillRecipe, found: EncoderConfig) -> EncoderConfig
     if not isinstance(student, TeacherLayers):
         return found
     layers = student_layers(student, found)
-    try:
+    with below("student"):
         own = with_layers(found, layers)
-    except UsageError as error:
-        raise UsageError(f"student.{error}") from error
     return distilbert_config(own) if student.form == "distilbert" else own
 
 
@@ -154,10 +152,8 @@ def student_layers(student: TeacherLayers, teacher: EncoderConfig) -> list[int]:
     keep = student.number or (max(1, depth // 2) if isinstance(student.layers, str) else None)
     if keep is not None and keep > depth:
         raise UsageError(f"student.number: {keep} layers, but the teacher has only {depth}; write a smaller number")
-    try:
+    with below("student"):
         found = chosen_layers(student.layers, of=depth, keep=keep)
-    except UsageError as error:
-        raise UsageError(f"student.{error}") from error
     if found != sorted(set(found)):
         raise UsageError(f"student.layers: {found}; the teacher's layers keep their order: write each once, ascending")
     return found
@@ -178,7 +174,8 @@ def from_teacher_layers(
     Raises:
         UsageError: see `bertkit.models.conversion.pruning.keep_layers`.
     """
-    student = keep_layers(teacher, layers)
+    with below("student"):
+        student = keep_layers(teacher, layers)
     anew = {
         name
         for name in student.own_state_dict()
@@ -199,12 +196,8 @@ def as_distilbert(model: HeadedModel, *, seed: int = 0) -> HeadedModel:
     Raises:
         UsageError: the model is not a BERT.
     """
-    smaller = HeadedModel(
-        distilbert_config(model.encoder.config).build(model.encoder.vocab_size, pad_id=model.encoder.padding_id),
-        [name for name in model.head_names if name in DistilBertConfig().all_heads()],
-        labels=model.labels,
-    )
-    prune_like(smaller, model)
+    own = [name for name in model.head_names if name in DistilBertConfig().all_heads()]
+    smaller = rebuilt(model, distilbert_config(model.encoder.config), heads=own)
     # In this family, the keys for BERT's sizes in config.json have other names.
     config = model.encoder.config
     foreign = {*config.to_hub(), *config.hub_fixed}
@@ -242,12 +235,7 @@ def distilbert_config(config: EncoderConfig) -> DistilBertConfig:
 
 def reinitialised(model: HeadedModel, *, seed: int) -> HeadedModel:
     """The same shape with new weights."""
-    heads = [*model.head_names, *([POOLER] if model.has_pooler else [])]
-    encoder = model.encoder
-    rebuilt = encoder.config.build(encoder.vocab_size, pad_id=encoder.padding_id)
-    new = HeadedModel(rebuilt, heads, labels=model.labels)
-    prune_like(new, model)
-    new.extras = dict(model.extras)
+    new = rebuilt(model, model.encoder.config)
     new.initialise(seed)
     _copy_buffers(new, model)
     return new
@@ -293,7 +281,7 @@ def init_from_teacher(
         if layer is not None:
             if layers is None:
                 continue
-            origin, key = LAYER_NAME.sub(f"encoder.layers.{layers[int(layer[1])]}.", name), "layers"
+            origin, key = in_layer(name, layers.__getitem__), "layers"
             taken += 1
         elif name.startswith("encoder."):
             if not embeddings:

@@ -19,7 +19,7 @@ import torch
 
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, sha256_of
-from bertkit.models.conversion.pruning import prune_like
+from bertkit.models.conversion.pruning import rebuilt
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.files.hub import check_vocabulary, load_model
 from bertkit.models.files.model_files import encoder_directory, find_model, settings_hash, weights_hash
@@ -84,13 +84,7 @@ class LoadedModel:
 
     def random_twin(self, seed: int = 0) -> LoadedModel:
         """The same model with newly initialised weights, by its family's rules: a baseline without training."""
-        model = HeadedModel(
-            self.config.build(self.model.encoder.vocab_size, pad_id=self.model.encoder.padding_id),
-            self.model.head_names,
-            labels=self.model.labels,
-        )
-        prune_like(model, self.model)
-        model.extras = dict(self.model.extras)  # such as the direction in which the model reads
+        model = rebuilt(self.model, self.config, heads=self.model.head_names)
         model.initialise(seed)
         model.encoder.read_vocabulary(self.tokenizer)
         return replace(
@@ -251,14 +245,10 @@ def _model_of(run: RunDirectory, checkpoint: Checkpoint, tokenizer: Tokenizer, n
         if words is None:
             raise DataError(f"{checkpoint.path}: has no {table}; it is from another version or kind of run")
         rows = words.shape[0]
-    pad_id = tokenizer.pad_id if finished is None else finished.encoder.padding_id
-    encoder = config.build(rows, pad_id=pad_id)
     if finished is None:
-        model = HeadedModel(encoder)
+        model = HeadedModel(config.build(rows, pad_id=tokenizer.pad_id))
     else:
-        model = HeadedModel(encoder, finished.head_names, labels=finished.labels)
-        prune_like(model, finished)
-        model.extras = dict(finished.extras)
+        model = rebuilt(finished, config, heads=finished.head_names, vocab_size=rows)
     model.initialise(seed=0)
     model.encoder.read_vocabulary(tokenizer)
     own = dict(model.named_parameters())

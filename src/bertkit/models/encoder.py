@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -41,6 +41,11 @@ LARGEST_SIZE = 1 << 24
 """The largest value of any other field, and of the vocabulary size."""
 
 
+def in_layer(name: str, number: Callable[[int], int]) -> str:
+    """A parameter's name in another layer, whose number depends on its own; the same name if it is in no layer."""
+    return LAYER_NAME.sub(lambda found: f"encoder.layers.{number(int(found[1]))}.", name)
+
+
 ClassifierDropout = Annotated[
     float | None, Field(ge=0, lt=1, description="Dropout before a task's classifier; null: hidden_dropout_prob.")
 ]
@@ -61,6 +66,9 @@ class EncoderConfig(Settings, ABC):
 
     classes: ClassVar[str]
     """Prefix of the names of the Hub's classes."""
+
+    former_classes: ClassVar[str] = ""
+    """This prefix in files of before the Hub had these classes, if it was another."""
 
     base_class_ending: ClassVar[str] = "Model"
     """Ending of the name of the Hub's class without a head."""

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource, PackedSource
-from bertkit.models.attention.self_attention import Bias, SelfAttention
+from bertkit.models.attention.self_attention import Bias, CausalSelfAttention, SelfAttention
 from bertkit.models.encoder import Encoder, EncoderConfig
 from bertkit.models.heads import HeadPlan, TiedVocabularyHead
+from bertkit.models.layers import FeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Recorder, Scope
@@ -197,6 +198,27 @@ class PreNormDecoderLayer(DecoderLayer):
     def around(self, hidden_UD: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         dropped_UD: Tensor = self.dropout(sublayer(norm(hidden_UD)))
         return hidden_UD + dropped_UD
+
+
+def decoder_layer(
+    kind: type[DecoderLayer],
+    config: Any,
+    *,
+    norm_eps: float,
+    heads: int | None = None,
+    feed_forward: Callable[..., nn.Module] = FeedForward,
+    inner_width: int | None = None,
+) -> DecoderLayer:
+    """A layer with layer norms, built like one of BERT's (`bert_layer` in families/bert.py); `heads`: of both of its
+    attentions, if not those of `config`."""
+    width, rate, heads = config.hidden_size, config.attention_probs_dropout_prob, heads or config.num_attention_heads
+    return kind(
+        CausalSelfAttention(width, heads, dropout_rate=rate),
+        CrossAttention(width, heads, dropout_rate=rate),
+        feed_forward(width, inner_width or config.intermediate_size, config.hidden_act),
+        norm=lambda: nn.LayerNorm(width, eps=norm_eps),
+        dropout_rate=config.hidden_dropout_prob,
+    )
 
 
 class WordTable(nn.Module):

@@ -150,7 +150,7 @@ class FeatureLstmConfig(EncoderConfig):
     def to_hub(self) -> dict[str, Any]:
         return {
             **self.model_dump(mode="json", exclude={INNER}),
-            INNER: {"model_type": self.base.model_type, **self.base.to_hub()},
+            INNER: {**self.base.to_hub(), "model_type": self.base.model_type},
         }
 
 

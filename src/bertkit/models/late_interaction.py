@@ -29,8 +29,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.models.attention.self_attention import BiasedAttention, SelfAttention
 from bertkit.models.encoder import Encoder
-from bertkit.models.families.modernbert import ModernBertAttention
-from bertkit.models.families.rotary_encoder import RotaryAttention
+from bertkit.models.families.rotary_encoder import LocalRotaryAttention, RotaryAttention
 from bertkit.models.files.hub import WEIGHTS_FILE, load_model
 from bertkit.models.files.model_files import (
     CONFIG_FILE,
@@ -141,7 +140,7 @@ def check_expansion(encoder: Encoder, length: int, source: str) -> None:
 
 
 def _hides_keys(part: nn.Module, length: int) -> bool:
-    if isinstance(part, ModernBertAttention):  # windows are exact if they contain the whole query
+    if isinstance(part, LocalRotaryAttention):  # windows are exact if they contain the whole query
         return part.each_side is None or length <= part.each_side
     return type(part) in (SelfAttention, BiasedAttention, RotaryAttention)
 

@@ -93,17 +93,26 @@ class DroppedFeedForward(FeedForward):
 
 
 class GatedFeedForward(nn.Module):
-    """activation(x A) * (x B), dropout, then a linear map (Shazeer 2020, arXiv:2002.05202)."""
+    """activation(x A) * (x B), dropout, then a linear map (Shazeer 2020, arXiv:2002.05202).
+
+    `bias`: of all maps; `outer_bias`: of the last one at least."""
 
     def __init__(
-        self, width: int, inner_width: int, activation: Activation, *, bias: bool = False, dropout_rate: float = 0.0
+        self,
+        width: int,
+        inner_width: int,
+        activation: Activation,
+        *,
+        bias: bool = False,
+        outer_bias: bool = False,
+        dropout_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.gate = Linear(width, inner_width, bias=bias)
         self.gated = Linear(width, inner_width, bias=bias)
         self.activation = ACTIVATIONS[activation]
         self.dropout = Dropout(dropout_rate)
-        self.outer = Linear(inner_width, width, bias=bias)
+        self.outer = Linear(inner_width, width, bias=bias or outer_bias)
 
     def forward(self, hidden_TD: Tensor, scope: Scope) -> Tensor:
         """(T, D) to (T, D). Points, each (T, F): `hook_pre`, the gate before its activation, and `hook_post`."""

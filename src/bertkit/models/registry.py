@@ -23,6 +23,9 @@ from bertkit.models.families.fast_encoder import FastEncoderConfig
 from bertkit.models.families.gpt import GptConfig
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.families.gpt_bert import GptBertConfig
+from bertkit.models.families.gte import GteConfig
+from bertkit.models.families.jina_bert import JinaBertConfig, JinaBertQkConfig
+from bertkit.models.families.jina_embeddings_v3 import JinaEmbeddingsV3Config
 from bertkit.models.families.longformer import LongformerConfig
 from bertkit.models.families.mobilebert import MobileBertConfig
 from bertkit.models.families.modernbert import ModernBertConfig
@@ -30,10 +33,18 @@ from bertkit.models.families.mosaicbert import MosaicBertConfig
 from bertkit.models.families.mpnet import MPNetConfig
 from bertkit.models.families.neobert import NeoBertConfig
 from bertkit.models.families.nomic_bert import NomicBertConfig
-from bertkit.models.families.roberta import CamembertConfig, RobertaConfig, XLMRobertaConfig
+from bertkit.models.families.roberta import (
+    CamembertConfig,
+    Data2VecTextConfig,
+    RobertaConfig,
+    RobertaPreLayerNormConfig,
+    XLMRobertaConfig,
+    XLMRobertaXLConfig,
+)
 from bertkit.models.families.t5 import T5Config
 from bertkit.models.families.transformer import TransformerSeq2SeqConfig
 from bertkit.models.families.transformer_xl import TransformerXlConfig
+from bertkit.models.families.ultrabert import UltraBertConfig
 from bertkit.models.families.universal_transformer import UniversalTransformerConfig
 from bertkit.models.families.xlnet import XlnetConfig
 
@@ -44,6 +55,7 @@ AnyEncoderConfig = Annotated[
     | BertGpt2Config
     | BigBirdConfig
     | CamembertConfig
+    | Data2VecTextConfig
     | DebertaConfig
     | DebertaV2Config
     | DistilBertConfig
@@ -55,6 +67,10 @@ AnyEncoderConfig = Annotated[
     | Gpt2Config
     | GptBertConfig
     | GptConfig
+    | GteConfig
+    | JinaBertConfig
+    | JinaBertQkConfig
+    | JinaEmbeddingsV3Config
     | LongformerConfig
     | MPNetConfig
     | MegatronBertConfig
@@ -64,11 +80,14 @@ AnyEncoderConfig = Annotated[
     | NeoBertConfig
     | NomicBertConfig
     | RobertaConfig
+    | RobertaPreLayerNormConfig
     | T5Config
     | TransformerSeq2SeqConfig
     | TransformerXlConfig
+    | UltraBertConfig
     | UniversalTransformerConfig
     | XLMRobertaConfig
+    | XLMRobertaXLConfig
     | XlnetConfig,
     Field(discriminator="family"),
 ]

@@ -101,6 +101,30 @@ def stacked(hub: str, parts: Sequence[str], *, inputs_first: bool = False) -> Te
     return TensorLayout(hub, tuple(parts), split, join)
 
 
+def renamed(
+    tensors: Mapping[str, Tensor], rules: Iterable[tuple[str, str]], whole: str, parts: Sequence[str]
+) -> dict[str, Tensor]:
+    """The tensors of a file under other names.
+
+    Args:
+        tensors: by name.
+        rules: regular expressions and what replaces their matches, applied in this order.
+        whole: the part of a name that marks a tensor with the rows of several modules.
+        parts: what replaces it in the names of these modules, in order.
+    """
+    found: dict[str, Tensor] = {}
+    for old_name, tensor in tensors.items():
+        name = old_name
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        if whole in name:
+            split = zip(parts, tensor.chunk(len(parts)), strict=True)
+            found |= {name.replace(whole, part): rows for part, rows in split}
+        else:
+            found[name] = tensor
+    return found
+
+
 @dataclass(frozen=True)
 class HubForm:
     """The form of a model's parameters in a Hub file.

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from bertkit.files import read_json, read_json_file
+from bertkit.models.files.hub import family_in
 from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE
 from bertkit.recipe.tree import read_tree
 from bertkit.report.gather import SCORES, ReportedRun
@@ -24,7 +25,7 @@ from bertkit.visible import visible
 
 _WITHOUT_CLASS = frozenset(
     {"fast-encoder", "gpt-bert", "gpt_bert", "mosaicbert", "neobert", "elmo", "transfo-xl", "universal-transformer"}
-    | {"bert-gpt2", "bilstm", "feature-lstm"}
+    | {"bert-gpt2", "bilstm", "feature-lstm", "jina-bert", "jina-bert-qk"}
 )
 """Kinds of model that `transformers` has no class for."""
 _TASKS = {
@@ -123,7 +124,7 @@ def model_card(
 def _metadata(
     config: Mapping[str, Any], recipe: Mapping[str, Any], *, embedder: str | None, license_id: str | None
 ) -> Iterator[tuple[str, Any]]:
-    kind = str(config.get("model_type", ""))
+    kind = family_in(config) or ""
     if license_id:
         yield "license", license_id
     yield (
@@ -271,7 +272,7 @@ def _score_name(name: str) -> str:
 
 
 def _usage(config: Mapping[str, Any], repository: str, call: str | None, *, embedder: str | None) -> str:
-    kind = str(config.get("model_type", ""))
+    kind = family_in(config)
     lines = ["import bertkit", "", f'model = bertkit.load("{repository}")', *([call] if call else [])]
     text = f"```python\n{chr(10).join(lines)}\n```"
     if embedder:

@@ -36,4 +36,15 @@ CASES = [
     ),
     Case("xlm-roberta", "XLMRobertaConfig", _SIZES, _heads("XLMRoberta"), pad_id=1),
     Case("camembert", "CamembertConfig", _SIZES, _heads("Camembert"), pad_id=1),
+    Case("data2vec-text", "Data2VecTextConfig", _SIZES, _heads("Data2VecText"), pad_id=1),
+    # The Hub's classes return the states after their final norms instead of the last layer's.
+    Case(
+        "roberta-prelayernorm",
+        "RobertaPreLayerNormConfig",
+        _SIZES,
+        _heads("RobertaPreLayerNorm"),
+        pad_id=1,
+        states=(1, None),
+    ),
+    Case("xlm-roberta-xl", "XLMRobertaXLConfig", _SIZES, _heads("XLMRobertaXL"), pad_id=1, states=(1, None)),
 ]

@@ -39,8 +39,10 @@ INT8_GRAPH_FILE = "onnx/model_qint8_avx2.onnx"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 FAMILIES = frozenset(
     {
-        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "eurobert", "gpt2"),
-        *("megatron-bert", "modernbert", "mpnet", "neobert", "nomic_bert", "openai-gpt", "roberta", "xlm-roberta"),
+        *("albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie"),
+        *("eurobert", "gpt2", "gte", "jina-bert", "jina-bert-qk", "jina_embeddings_v3", "megatron-bert", "modernbert"),
+        *("mosaicbert", "mpnet", "neobert", "nomic_bert", "openai-gpt", "roberta", "roberta-prelayernorm"),
+        *("ultrabert", "xlm-roberta", "xlm-roberta-xl"),
     }
 )
 """Families whose graph holds for every length and does not read padding. XLNet's distances, BigBird's blocks and

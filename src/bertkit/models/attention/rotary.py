@@ -54,11 +54,13 @@ def _turned_by_halves(rows_TNH: Tensor, cosine_T1H: Tensor, sine_T1H: Tensor) ->
 
 
 class RotaryTable:
-    """The angle of each token's position: cosines (T, 1, H) with two equal halves, and sines (T, 1, H/2)."""
+    """The angle of each token's position: cosines (T, 1, H) with two equal halves, and sines (T, 1, H/2).
 
-    def __init__(self, positions_T: Tensor, head_width: int, theta: float) -> None:
+    `factor` divides all angles."""
+
+    def __init__(self, positions_T: Tensor, head_width: int, theta: float, *, factor: float = 1.0) -> None:
         pair = torch.arange(0, head_width, 2, device=positions_T.device).float()
-        angle_T1H = (positions_T.float()[:, None] * (1 / theta ** (pair / head_width)))[:, None]
+        angle_T1H = (positions_T.float()[:, None] * (1 / theta ** (pair / head_width) / factor))[:, None]
         cosine_T1H = angle_T1H.cos()
         self.cosine_T1H, self.sine_T1H = torch.cat([cosine_T1H, cosine_T1H], dim=-1), angle_T1H.sin()
 

@@ -324,6 +324,7 @@ class SelfAttention(nn.Module):
         dropout_rate: of the attention probabilities.
         head_width: H; None: D over N.
         bias: whether the linear maps have one.
+        output_dropout_rate: of the output.
 
     Attributes:
         projection: computes queries, keys and values; for quantised maps, in one product.
@@ -342,12 +343,20 @@ class SelfAttention(nn.Module):
     """Why single heads cannot be removed; None: they can."""
 
     def __init__(
-        self, width: int, heads: int, *, dropout_rate: float, head_width: int | None = None, bias: bool = True
+        self,
+        width: int,
+        heads: int,
+        *,
+        dropout_rate: float,
+        head_width: int | None = None,
+        bias: bool = True,
+        output_dropout_rate: float = 0.0,
     ) -> None:
         super().__init__()
         inner = width if head_width is None else heads * head_width
         self.heads = heads
         self.dropout_rate = dropout_rate
+        self.output_dropout = Dropout(output_dropout_rate)
         self.projection: Projection = project_at_once
         self.query = Linear(width, inner, bias=bias)
         self.key = Linear(width, inner, bias=bias)
@@ -359,9 +368,20 @@ class SelfAttention(nn.Module):
         return length
 
     def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
+        self,
+        hidden_TD: Tensor,
+        sequences: PackedSequences,
+        scope: Scope,
+        index_M: Tensor | None = None,
+        **settings: Any,
     ) -> Tensor:
-        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`."""
+        """(T, D) to (T, D), or (M, D) of these tokens alone. Points: those of `project`.
+
+        Args:
+            settings: of `mixing`, which computes the heads' outputs if there are any; otherwise `mix` does.
+        """
+        if settings:
+            return self.project(hidden_TD, self.mixing(sequences, scope, **settings), scope, index_M)
 
         def mix(query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor) -> Tensor:
             return self.mix(query_TNH, key_TNH, value_TNH, sequences, scope)
@@ -375,9 +395,11 @@ class SelfAttention(nn.Module):
     def _columns(self, hidden_TD: Tensor, scope: Scope) -> Tensor | None:
         """Queries, keys and values as columns of one tensor, (T, 3, N, H), if a GPU computes them in one product and
         nothing reads or changes them before `mix`; otherwise None."""
-        kind = type(self)
-        is_own = kind.mix is not SelfAttention.mix or kind.project is not SelfAttention.project
-        if is_own or self.projection is not project_at_once or scope.recorder is not None:
+        own = any(
+            getattr(type(self), name) is not getattr(SelfAttention, name)
+            for name in ("mix", "project", "queries_keys_values")
+        )
+        if own or self.projection is not project_at_once or scope.recorder is not None:
             return None
         if not has_kernels(hidden_TD.device):
             return None
@@ -400,7 +422,7 @@ class SelfAttention(nn.Module):
         key_TNH, value_TNH = (each.view(hidden_TD.shape[0], self.heads, -1) for each in (key_TD, value_TD))
         rate = self.dropout_rate if self.training else 0.0
         mixed_BNH = attend_from_one(query_BNH, key_TNH, value_TNH, sequences, token_B, dropout_rate=rate)
-        return self.output(mixed_BNH.flatten(1))
+        return self._to_output(mixed_BNH, None)
 
     def project(self, hidden_TD: Tensor, mix: Mix, scope: Scope, index_M: Tensor | None = None) -> Tensor:
         """The linear maps around `mix`: (T, D) to (T, D), or to (M, D) for the tokens `index_M`.
@@ -425,9 +447,9 @@ class SelfAttention(nn.Module):
         return query_TNH, key_TNH, value_TNH
 
     def _to_output(self, mixed_TNH: Tensor, index_M: Tensor | None) -> Tensor:
-        """The heads' outputs through the output projection, (T, D), or (M, D) of these tokens."""
+        """The heads' outputs through the output projection and dropout, (T, D), or (M, D) of these tokens."""
         selected_TNH = mixed_TNH if index_M is None else mixed_TNH.index_select(0, index_M)
-        return self.output(selected_TNH.flatten(1))
+        return self.output_dropout(self.output(selected_TNH.flatten(1)))
 
     def mix(
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
@@ -436,27 +458,21 @@ class SelfAttention(nn.Module):
         return self.mixing(sequences, scope)(query_TNH, key_TNH, value_TNH)
 
 
+class CausalSelfAttention(SelfAttention):
+    """Each token attends to itself and to earlier tokens; `scale` multiplies the scores (None: one over the square root
+    of the head width)."""
+
+    def __init__(self, width: int, heads: int, *, dropout_rate: float, scale: float | None = None) -> None:
+        super().__init__(width, heads, dropout_rate=dropout_rate)
+        self.scale = scale
+
+    def mix(
+        self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
+    ) -> Tensor:
+        return self.mixing(sequences, scope, visible=causal, scale=self.scale)(query_TNH, key_TNH, value_TNH)
+
+
 class BiasedAttention(SelfAttention):
-    """Attention with a bias on its scores, which all layers share; arguments as in `SelfAttention`, and
-    `output_dropout_rate`, of the output."""
+    """Attention with a bias on its scores, which all layers share and `forward` is given as `bias`."""
 
     pruning_obstacle = "all layers read one table with a bias for every head"
-
-    def __init__(
-        self, width: int, heads: int, *, dropout_rate: float, output_dropout_rate: float = 0.0, **settings: Any
-    ) -> None:
-        super().__init__(width, heads, dropout_rate=dropout_rate, **settings)
-        self.output_dropout = Dropout(output_dropout_rate)
-
-    def forward(  # type: ignore[override]  # it also reads the bias
-        self,
-        hidden_TD: Tensor,
-        sequences: PackedSequences,
-        scope: Scope,
-        index_M: Tensor | None = None,
-        *,
-        bias: Bias | None,
-    ) -> Tensor:
-        """(T, D) to (T, D), or to (M, D) for the tokens `index_M` alone. Points: those of `project`."""
-        mix = self.mixing(sequences, scope, bias=bias)
-        return self.output_dropout(self.project(hidden_TD, mix, scope, index_M))

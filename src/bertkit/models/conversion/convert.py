@@ -17,14 +17,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from bertkit.errors import UsageError
-from bertkit.models.conversion.pruning import prune_like
-from bertkit.models.encoder import LAYER_NAME, Encoder, EncoderConfig
+from bertkit.models.conversion.pruning import rebuilt
+from bertkit.models.encoder import Encoder, EncoderConfig, in_layer
 from bertkit.models.families.bart import UNREAD_ROWS
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.text.tokenizer import Tokenizer
@@ -51,17 +51,11 @@ def stack_layers(model: HeadedModel, config: EncoderConfig) -> HeadedModel:
             " can change"
         )
     # Built where the caller builds: a recipe is checked without weights, on torch's device "meta".
-    encoder = config.build(model.encoder.vocab_size, pad_id=model.encoder.padding_id)
-    grown = HeadedModel(encoder, model.heads, labels=model.labels)
-    grown.extras = dict(model.extras)
-    prune_like(grown, model)
+    grown = rebuilt(model, config)
     source = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in grown.named_parameters():
-            layer = LAYER_NAME.match(name)
-            origin = name
-            if layer is not None:
-                origin = LAYER_NAME.sub(f"encoder.layers.{int(layer[1]) % before}.", name)
+            origin = in_layer(name, lambda number: number % before)
             if origin not in source or source[origin].shape != parameter.shape:
                 raise UsageError(
                     f"model.family {config.model_type!r} cannot be stacked: {name} has no counterpart in the shallow"
@@ -159,8 +153,7 @@ def converted(model: HeadedModel, config: EncoderConfig, heads: Collection[str] 
     if found == config:
         return model
     fill = _copied if found.model_type == config.model_type else _conversion(found, config)
-    # The padding id comes from the tokenizer, which is unchanged.
-    new = _built(model, config, model.encoder.vocab_size, pad_id=model.encoder.padding_id, heads=heads)
+    new = _zeroed(model, config, heads=heads)
     with torch.no_grad():
         fill(model, new)
     _warn_of_changes(found, config)
@@ -201,7 +194,7 @@ def with_vocabulary(
     found = map_vocabulary(new, old)
     if new_tokens == "random":
         found = VocabularyMapping(found.same, {})
-    remade = _built(model, model.encoder.config, new.vocab_size, pad_id=new.pad_id)
+    remade = _zeroed(model, model.encoder.config, vocab_size=new.vocab_size, pad_id=new.pad_id)
     # Token ids in a config.json refer to the old vocabulary.
     remade.extras = {key: value for key, value in model.extras.items() if not key.endswith("_token_id")}
     _fill(remade, model, lambda rows, old_rows: _copy_rows(rows, old_rows, found), seed=seed)
@@ -223,7 +216,7 @@ def with_more_tokens(model: HeadedModel, vocab_size: int, *, seed: int) -> Heade
         vocab_size: of the longer vocabulary.
         seed: of the rows that are drawn.
     """
-    longer = _built(model, model.encoder.config, vocab_size, pad_id=model.encoder.padding_id)
+    longer = _zeroed(model, model.encoder.config, vocab_size=vocab_size)
 
     def copy_rows(rows: Tensor, old_rows: Tensor) -> None:
         rows[: old_rows.shape[0]] = old_rows
@@ -277,16 +270,11 @@ def _copy_rows(rows: Tensor, old_rows: Tensor, found: VocabularyMapping) -> None
         rows[number] = old_rows[parts].mean(dim=0)
 
 
-def _built(
-    model: HeadedModel, config: EncoderConfig, vocab_size: int, *, pad_id: int, heads: Collection[str] | None = None
-) -> HeadedModel:
-    """A model of this configuration with all weights zero, and the given model's heads unless others are given."""
+def _zeroed(model: HeadedModel, config: EncoderConfig, **changes: Any) -> HeadedModel:
+    """The model with this configuration and all weights zero; `changes` are other arguments of `rebuilt`."""
     with torch.device("meta"):
-        encoder = config.build(vocab_size, pad_id=pad_id)
-        new = HeadedModel(encoder, model.heads if heads is None else heads, labels=model.labels)
-        prune_like(new, model)
+        new = rebuilt(model, config, **changes)
     new.to_empty(device="cpu")
-    new.extras = dict(model.extras)
     with torch.no_grad():
         for parameter in new.parameters():
             parameter.zero_()

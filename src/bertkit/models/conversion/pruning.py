@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import DataError, UsageError
 from bertkit.models.attention.self_attention import SelfAttention
-from bertkit.models.encoder import LAYER_NAME, Encoder, EncoderConfig
+from bertkit.models.encoder import Encoder, EncoderConfig, in_layer
 from bertkit.models.encoder_decoder import EncoderDecoderConfig
 from bertkit.models.headed import HeadedModel
 
@@ -150,15 +150,40 @@ def prune_heads(model: HeadedModel, chosen: HeadChoice) -> None:
         raise UsageError(f"heads: {error}") from error
 
 
-def prune_like(model: HeadedModel, other: HeadedModel) -> None:
-    """Remove the heads that another model with the same layers has lost, in place. A deeper model repeats its layers.
+def rebuilt(
+    model: HeadedModel,
+    config: EncoderConfig,
+    *,
+    heads: Collection[str] | None = None,
+    layers: Sequence[int] | None = None,
+    vocab_size: int | None = None,
+    pad_id: int | None = None,
+) -> HeadedModel:
+    """A model with another configuration and its constructor's weights; labels, pruned heads and uninterpreted keys of
+    config.json are those of a given model.
+
+    Args:
+        model: the given model, which is not changed.
+        config: of the new one.
+        heads: its heads; None: the same.
+        layers: for each of its layers, that of the given model whose heads it has; None: the same ones, repeated in a
+            deeper model.
+        vocab_size, pad_id: of its vocabulary; None: the same.
 
     Raises:
         UsageError: as in `prune_heads`.
     """
-    if gone := pruned_heads(other.encoder):
-        before, after = (len(_layers(each.encoder)) for each in (other, model))
-        prune_heads(model, {layer: gone[layer % before] for layer in range(after) if layer % before in gone})
+    old = model.encoder
+    encoder = config.build(
+        old.vocab_size if vocab_size is None else vocab_size, pad_id=old.padding_id if pad_id is None else pad_id
+    )
+    new = HeadedModel(encoder, model.heads if heads is None else heads, labels=model.labels)
+    new.extras = dict(model.extras)
+    if gone := pruned_heads(old):
+        depth = len(_layers(old))
+        origins = [number % depth for number in range(len(_layers(encoder)))] if layers is None else layers
+        prune_heads(new, {number: gone[origin] for number, origin in enumerate(origins) if origin in gone})
+    return new
 
 
 def restore_heads(model: HeadedModel) -> dict[int, tuple[int, ...]]:
@@ -192,7 +217,7 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
     Raises:
         UsageError: no such layer, an order that does not ascend, or a family whose layers cannot be removed.
     """
-    encoder, config = model.encoder, model.encoder.config
+    encoder = model.encoder
     depth = len(_layers(encoder))
     if not depth:
         raise UsageError(
@@ -203,20 +228,10 @@ def keep_layers(model: HeadedModel, kept: Sequence[int]) -> HeadedModel:
         raise UsageError(
             f"layers: {list(kept)} of {depth}; expected numbers from 0 to {depth - 1} in ascending order, at least one"
         )
-    smaller = HeadedModel(
-        with_layers(config, kept).build(encoder.vocab_size, pad_id=encoder.padding_id),
-        model.heads,
-        labels=model.labels,
-    )
-    smaller.extras = dict(model.extras)
-    gone = pruned_heads(encoder)
-    if gone:
-        prune_heads(smaller, {number: gone[old] for number, old in enumerate(kept) if old in gone})
+    smaller = rebuilt(model, with_layers(encoder.config, kept), layers=kept)
     source = dict(model.named_parameters())
     for name, parameter in smaller.named_parameters():
-        number = LAYER_NAME.match(name)
-        origin = name if number is None else LAYER_NAME.sub(f"encoder.layers.{kept[int(number[1])]}.", name)
-        parameter.copy_(source[origin])
+        parameter.copy_(source[in_layer(name, kept.__getitem__)])
     return smaller.train(model.training)
 
 

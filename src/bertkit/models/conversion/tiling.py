@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import UsageError
-from bertkit.models.encoder import LAYER_NAME, EncoderConfig
+from bertkit.models.encoder import EncoderConfig, in_layer
 from bertkit.models.headed import HeadedModel
 
 _LAST_NORM = "encoder.norm."
@@ -70,10 +70,8 @@ def tiled(model: HeadedModel, config: EncoderConfig, *, seed: int) -> HeadedMode
 
 def _origin(name: str, before: int, after: int) -> str:
     """The smaller model's parameter from which this one is initialised."""
-    number = LAYER_NAME.match(name)
     # From twice the depth on, the last one is rounded up to L.
-    layer = 0 if number is None else min(round(int(number[1]) * before / after), before - 1)
-    return LAYER_NAME.sub(f"encoder.layers.{layer}.", name)
+    return in_layer(name, lambda number: min(round(number * before / after), before - 1))
 
 
 def _matrices(name: str, parts: Mapping[str, int]) -> int:

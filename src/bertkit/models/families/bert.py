@@ -226,29 +226,41 @@ class BertStack(LayeredEncoder):
 
 
 def bert_layer(
-    kind: Callable[..., nn.Module], attention: SelfAttention, config: TransformerConfig, *, norm_eps: float
+    kind: Callable[..., nn.Module],
+    attention: SelfAttention,
+    config: Any,
+    *,
+    norm_eps: float,
+    feed_forward: Callable[..., nn.Module] = FeedForward,
+    inner_width: int | None = None,
 ) -> nn.Module:
-    """A layer with this attention and BERT's feed-forward layer."""
-    return kind(
-        attention,
-        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-        width=config.hidden_size,
-        norm_eps=norm_eps,
-        dropout_rate=config.hidden_dropout_prob,
-    )
+    """A layer with this attention.
+
+    Args:
+        kind: builds the layer.
+        attention: of the layer.
+        config: with BERT's names of sizes, activation and dropout rate.
+        norm_eps: of the norms.
+        feed_forward: builds the feed-forward layer, given its two widths and its activation.
+        inner_width: of the feed-forward layer; None: `intermediate_size`.
+    """
+    width = config.hidden_size
+    fed = feed_forward(width, inner_width or config.intermediate_size, config.hidden_act)
+    return kind(attention, fed, width=width, norm_eps=norm_eps, dropout_rate=config.hidden_dropout_prob)
 
 
 def bert_layers(
     kind: Callable[..., nn.Module],
     config: TransformerConfig,
     *,
-    norm_eps: float,
     attention: Callable[..., SelfAttention] = SelfAttention,
+    **settings: Any,
 ) -> nn.ModuleList:
-    """All layers of a family whose layers are built like BERT's, up to the kinds of layer and attention."""
+    """All layers of a family whose layers differ only in their kinds of layer, attention and feed-forward layer;
+    `settings` are further arguments of `bert_layer`."""
     width, heads, rate = config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob
     return nn.ModuleList(
-        bert_layer(kind, attention(width, heads, dropout_rate=rate), config, norm_eps=norm_eps)
+        bert_layer(kind, attention(width, heads, dropout_rate=rate), config, **settings)
         for _ in range(config.num_hidden_layers)
     )
 

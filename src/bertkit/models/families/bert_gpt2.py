@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.errors import DataError, UsageError
-from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource
+from bertkit.models.attention.cross_attention import EncodedSource
 from bertkit.models.encoder import require_whole_heads
 from bertkit.models.encoder_decoder import (
     CROSS_PARTS,
@@ -29,12 +29,12 @@ from bertkit.models.encoder_decoder import (
     EncoderDecoder,
     EncoderDecoderConfig,
     PreNormDecoderLayer,
+    decoder_layer,
 )
 from bertkit.models.families.bert import POST_NORM_NAMES, BertConfig
-from bertkit.models.families.gpt import CausalSelfAttention
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.headed import HeadedModel
-from bertkit.models.layers import Activation, FeedForward
+from bertkit.models.layers import Activation
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Recorder, Scope
 from bertkit.models.weights import Names, prefixed
@@ -175,7 +175,9 @@ class BertGpt2(EncoderDecoder):
         self.source = config.encoder.build(vocab_size, pad_id=pad_id)
         self.target_words = nn.Embedding(vocab_size, config.hidden_size)
         self.target_positions = nn.Embedding(decoder.max_position_embeddings, config.hidden_size)
-        self.decoder_layers = nn.ModuleList(_decoder_layer(decoder) for _ in range(decoder.num_hidden_layers))
+        self.decoder_layers = nn.ModuleList(
+            decoder_layer(PreNormDecoderLayer, decoder, norm_eps=_NORM_EPS) for _ in range(decoder.num_hidden_layers)
+        )
         self.target_norm = nn.LayerNorm(config.hidden_size, eps=_NORM_EPS)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -228,17 +230,6 @@ def _check_length(side: str, sequences: PackedSequences, most: int) -> None:
             f"a {side} has {sequences.max_length} tokens, but the model reads at most {most} there; shorten it, or in"
             " training, lower data.sequence_length (--max-length), which leaves longer pairs out"
         )
-
-
-def _decoder_layer(config: Gpt2Config) -> PreNormDecoderLayer:
-    rate = config.attention_probs_dropout_prob
-    return PreNormDecoderLayer(
-        CausalSelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
-        CrossAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
-        FeedForward(config.hidden_size, config.intermediate_size, config.hidden_act),
-        norm=lambda: nn.LayerNorm(config.hidden_size, eps=_NORM_EPS),
-        dropout_rate=config.hidden_dropout_prob,
-    )
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ Shapes: T packed tokens, B sequences, M selected tokens, D width, H head width, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -22,9 +23,10 @@ from torch import Tensor, nn
 
 from bertkit.models.attention.rotary import require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
+from bertkit.models.families.bert import bert_layers
 from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention
 from bertkit.models.heads import HeadPlan, Summary, TiedVocabularyHead, UntiedVocabularyHead, classifier_plan
-from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer, rms_norm_layer
+from bertkit.models.layers import Activation, GatedFeedForward, rms_norm_layer
 from bertkit.models.operators.gelu import gelu
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.weights import Names, attention_names
@@ -35,10 +37,9 @@ _LAYER = "layers.{n}."
 _SUMMARIES: dict[Pooling, Summary] = {"bos": "first", "mean": "mean", "late": "mean"}
 
 
-class EuroBertConfig(TransformerConfig):
-    """EuroBERT; defaults are those of the smallest model, with 210M parameters."""
+class EuroBertLikeConfig(TransformerConfig):
+    """Settings of EuroBERT's layers."""
 
-    family: Literal["eurobert"] = "eurobert"
     num_key_value_heads: int | None = Field(
         None, ge=1, description="Heads of keys and values per layer; must divide num_attention_heads; null: as many."
     )
@@ -47,31 +48,20 @@ class EuroBertConfig(TransformerConfig):
     attention_probs_dropout_prob: float = Field(0.0, ge=0, lt=1, description="Dropout on attention probabilities.")
     max_position_embeddings: int = Field(8192, ge=1, description="Maximum sequence length in tokens.")
     norm_eps: float = Field(1e-5, gt=0, description="Epsilon added to the mean square in normalisation.")
-    rope_theta: float = Field(10_000.0, gt=0, description="Base theta of the rotary positions.")
     attention_bias: bool = Field(False, description="Whether the linear maps of attention have a bias.")
-    mlp_bias: bool = Field(
-        False, description="Whether the linear maps of the feed-forward layers and the output projection have a bias."
-    )
+    mlp_bias: bool = Field(False, description="Whether the linear maps of the feed-forward layers have a bias.")
     tie_word_embeddings: bool = Field(
         False, description="Whether the output projection shares the word embeddings, or has its own weights."
     )
-    classifier_pooling: Pooling = Field(
-        "late",
-        description="What a sequence head averages: the logits of all tokens (late), their states (mean), or nothing:"
-        " it reads the first token (bos).",
-    )
 
-    live_fields: ClassVar[frozenset[str]] = frozenset({"rope_theta"})
     truncates_weights: ClassVar[bool] = False
     hub_prefix: ClassVar[str] = "model"
-    classes: ClassVar[str] = "EuroBert"
     hub_keys: ClassVar[Mapping[str, str]] = {
         "attention_probs_dropout_prob": "attention_dropout",
         "hidden_dropout_prob": "hidden_dropout",
         "norm_eps": "rms_norm_eps",
     }
     hub_fixed: ClassVar[Mapping[str, Any]] = {**EncoderConfig.hub_fixed, "rope_scaling": None}
-    default_pad_id: ClassVar[int] = 128_001
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -81,13 +71,46 @@ class EuroBertConfig(TransformerConfig):
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads"
                 f" ({self.key_value_heads})"
             )
-        if self.tie_word_embeddings and self.mlp_bias:
-            raise ValueError("with tie_word_embeddings, the output projection has no bias; set mlp_bias to false")
 
     @property
     def key_value_heads(self) -> int:
         """The number of heads of keys and values."""
         return self.num_key_value_heads or self.num_attention_heads
+
+    @classmethod
+    def from_hub(cls, contents: Mapping[str, Any]) -> Self:
+        config = super().from_hub(contents)
+        width = contents.get("head_dim")
+        if width not in (None, config.hidden_size // config.num_attention_heads):
+            raise ValueError(f"head_dim is {width!r:.60}; only hidden_size / num_attention_heads is supported")
+        return config
+
+    def to_hub(self) -> dict[str, Any]:
+        return {**super().to_hub(), "num_key_value_heads": self.key_value_heads}
+
+
+class EuroBertConfig(EuroBertLikeConfig):
+    """EuroBERT; defaults are those of the smallest model, with 210M parameters."""
+
+    family: Literal["eurobert"] = "eurobert"
+    rope_theta: float = Field(10_000.0, gt=0, description="Base theta of the rotary positions.")
+    mlp_bias: bool = Field(
+        False, description="Whether the linear maps of the feed-forward layers and the output projection have a bias."
+    )
+    classifier_pooling: Pooling = Field(
+        "late",
+        description="What a sequence head averages: the logits of all tokens (late), their states (mean), or nothing:"
+        " it reads the first token (bos).",
+    )
+
+    live_fields: ClassVar[frozenset[str]] = frozenset({"rope_theta"})
+    classes: ClassVar[str] = "EuroBert"
+    default_pad_id: ClassVar[int] = 128_001
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if self.tie_word_embeddings and self.mlp_bias:
+            raise ValueError("with tie_word_embeddings, the output projection has no bias; set mlp_bias to false")
 
     def build(self, vocab_size: int, *, pad_id: int = 128_001) -> EuroBert:
         return EuroBert(self, vocab_size)
@@ -133,18 +156,10 @@ class EuroBertConfig(TransformerConfig):
         known = {**contents, **rope_theta_in(contents.get("rope_parameters"), "rope_parameters")}
         if "clf_pooling" in contents:
             known.setdefault("classifier_pooling", contents["clf_pooling"])
-        config = super().from_hub(known)
-        width = contents.get("head_dim")
-        if width not in (None, config.hidden_size // config.num_attention_heads):
-            raise ValueError(f"head_dim is {width!r:.60}; only hidden_size / num_attention_heads is supported")
-        return config
+        return super().from_hub(known)
 
     def to_hub(self) -> dict[str, Any]:
-        return {
-            **super().to_hub(),
-            "num_key_value_heads": self.key_value_heads,
-            "rope_parameters": rope_to_hub(self.rope_theta),
-        }
+        return {**super().to_hub(), "rope_parameters": rope_to_hub(self.rope_theta)}
 
 
 class EuroBertClassifier(nn.Module):
@@ -176,27 +191,10 @@ def _transformed(head: nn.Module, states: Tensor) -> Tensor:
     return head.transformed(states)
 
 
-def _layer(config: EuroBertConfig) -> PreNormLayer:
-    width = config.hidden_size
-    return rms_norm_layer(
-        RotaryAttention(
-            width,
-            config.num_attention_heads,
-            key_value_heads=config.key_value_heads,
-            dropout_rate=config.attention_probs_dropout_prob,
-            bias=config.attention_bias,
-        ),
-        GatedFeedForward(width, config.intermediate_size, config.hidden_act, bias=config.mlp_bias),
-        width=width,
-        norm_eps=config.norm_eps,
-        dropout_rate=config.hidden_dropout_prob,
-    )
-
-
 class EuroBert(RmsNormRotaryEncoder):
     """EuroBERT's encoder."""
 
-    config: EuroBertConfig
+    config: EuroBertLikeConfig
     hub_names: ClassVar[Names] = {
         "word": "embed_tokens",
         "layers.{n}.attention_norm": _LAYER + "input_layernorm",
@@ -208,9 +206,18 @@ class EuroBert(RmsNormRotaryEncoder):
         "norm": "norm",
     }
 
-    def __init__(self, config: EuroBertConfig, vocab_size: int) -> None:
-        layers = (_layer(config) for _ in range(config.num_hidden_layers))
-        super().__init__(config, vocab_size, layers, norm_eps=config.norm_eps)
+    def __init__(self, config: EuroBertLikeConfig, vocab_size: int) -> None:
+        super().__init__(config, vocab_size, self.new_layers(config), norm_eps=config.norm_eps)
+
+    def new_layers(self, config: Any) -> nn.ModuleList:
+        """All layers, with uninitialised weights."""
+        return bert_layers(
+            rms_norm_layer,
+            config,
+            norm_eps=config.norm_eps,
+            attention=partial(RotaryAttention, key_value_heads=config.key_value_heads, bias=config.attention_bias),
+            feed_forward=partial(GatedFeedForward, bias=config.mlp_bias),
+        )
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "tie_word_embeddings": self.config.tie_word_embeddings}

@@ -15,17 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
-from torch import Tensor
 
-from bertkit.data.batch import PackedSequences
-from bertkit.models.attention.self_attention import SelfAttention, causal
+from bertkit.models.attention.self_attention import CausalSelfAttention
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.families.bert import BertStack, WordEmbeddings, bert_layers
 from bertkit.models.heads import HeadPlan, TiedVocabularyHead, classifier_plan
 from bertkit.models.layers import PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
-from bertkit.models.recorder import Scope
 from bertkit.models.weights import Names, TensorLayout, attention_names, stacked, transposed
 from bertkit.text.tokenizer import Tokenizer
 
@@ -140,20 +137,6 @@ class GptConfig(GptLikeConfig):
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> Gpt:
         return Gpt(self, vocab_size)
-
-
-class CausalSelfAttention(SelfAttention):
-    """Each token attends to itself and to earlier tokens; `scale` multiplies the scores (None: one over the square root
-    of the head width)."""
-
-    def __init__(self, width: int, heads: int, *, dropout_rate: float, scale: float | None = None) -> None:
-        super().__init__(width, heads, dropout_rate=dropout_rate)
-        self.scale = scale
-
-    def mix(
-        self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
-    ) -> Tensor:
-        return self.mixing(sequences, scope, visible=causal, scale=self.scale)(query_TNH, key_TNH, value_TNH)
 
 
 class GptStack(BertStack):

@@ -16,12 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bertkit.models.attention.self_attention import CausalSelfAttention
 from bertkit.models.families.bert import bert_layer
 from bertkit.models.families.gpt import (
     DOUBLE_HEADS,
     FEED_FORWARD_FACTOR,
     LAYER_NAMES,
-    CausalSelfAttention,
     GptLikeConfig,
     GptStack,
 )

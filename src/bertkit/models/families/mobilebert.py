@@ -221,17 +221,13 @@ class BottleneckAttention(SelfAttention):
             self.bottleneck = NormedLinear(config)
         self.uses_bottleneck = own
 
-    def forward(
-        self, hidden_TD: Tensor, sequences: PackedSequences, scope: Scope, index_M: Tensor | None = None
-    ) -> Tensor:
-        """(T, D) or (T, F) to (T, F), or to (M, F) for the tokens `index_M`. Points as in `SelfAttention`."""
+    def queries_keys_values(self, hidden_TD: Tensor, scope: Scope) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, N, H) each, from (T, D) or (T, F)."""
         heads_TNH = (hidden_TD.shape[0], self.heads, -1)
         shared = self.bottleneck(hidden_TD) if self.uses_bottleneck else hidden_TD
         query_TNH = scope.tap("hook_q", self.query(shared).view(heads_TNH))
         key_TNH = scope.tap("hook_k", self.key(shared).view(heads_TNH))
-        value_TNH = scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
-        mixed_TNH = scope.tap("hook_z", self.mix(query_TNH, key_TNH, value_TNH, sequences, scope))
-        return self._to_output(mixed_TNH, index_M)
+        return query_TNH, key_TNH, scope.tap("hook_v", self.value(hidden_TD).view(heads_TNH))
 
 
 class FeedForwardBlock(nn.Module):

@@ -20,11 +20,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.data.batch import PackedBatch, PackedSequences
+from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rope_theta_in, rope_to_hub
-from bertkit.models.attention.windows import keys_in_window, sliding_window_attention
 from bertkit.models.encoder import EncoderConfig, Initializer, TransformerConfig
-from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
+from bertkit.models.families.rotary_encoder import LocalRotaryAttention, RotaryEncoder
 from bertkit.models.heads import Classifier, HeadPlan, TransformedVocabularyHead
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNormLayer, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
@@ -233,8 +232,8 @@ class ModernBertTransform(nn.Module):
         return normed
 
 
-class ModernBertAttention(RotaryAttention):
-    """Attention to all tokens, or to nearby ones."""
+class ModernBertAttention(LocalRotaryAttention):
+    """Attention of a global or a local layer."""
 
     def __init__(self, config: ModernBertConfig, kind: LayerType) -> None:
         rate, output_rate = config.attention_probs_dropout_prob, config.attention_output_dropout
@@ -244,20 +243,7 @@ class ModernBertAttention(RotaryAttention):
             dropout_rate=rate,
             bias=config.attention_bias,
             output_dropout_rate=rate if output_rate is None else output_rate,
-        )
-        self.each_side = config.local_attention // 2 if kind == "sliding_attention" else None
-
-    def keys_per_query(self, length: float) -> float:
-        return length if self.each_side is None else keys_in_window(length, self.each_side)
-
-    def mix(
-        self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
-    ) -> Tensor:
-        if self.each_side is None:
-            return super().mix(query_TNH, key_TNH, value_TNH, sequences, scope)
-        rate = self.dropout_rate if self.training else 0.0
-        return sliding_window_attention(
-            query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
+            each_side=config.local_attention // 2 if kind == "sliding_attention" else None,
         )
 
 

@@ -14,7 +14,7 @@ block, b its sequences, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,7 +26,7 @@ from bertkit.models.attention.self_attention import Bias, BiasedAttention
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout
 from bertkit.models.families.bert import POST_NORM_NAMES, bert_heads, segment_types
 from bertkit.models.heads import HeadPlan, masked_lm_plan
-from bertkit.models.layers import PostNorm, StackedGatedFeedForward
+from bertkit.models.layers import Activation, PostNorm, StackedGatedFeedForward
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
@@ -90,7 +90,7 @@ def alibi_slopes(heads: int) -> list[float]:
 class MosaicBertEmbeddings(nn.Module):
     """The sum of word and segment-type embeddings, normalised."""
 
-    def __init__(self, config: MosaicBertConfig, vocab_size: int) -> None:
+    def __init__(self, config: BertLikeConfig, vocab_size: int) -> None:
         super().__init__()
         self.word = WordEmbedding(vocab_size, config.hidden_size)
         self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
@@ -104,22 +104,39 @@ class MosaicBertEmbeddings(nn.Module):
         return normed_TD
 
 
-class MosaicBertLayer(PostNorm):
-    """BERT's layer with biased scores; dropout is applied after attention and after the gate."""
+class AlibiAttention(BiasedAttention):
+    """Attention with a bias that is linear in the distance."""
 
-    def __init__(self, config: MosaicBertConfig) -> None:
+    pruning_obstacle = "a head's distance slope depends on its number"
+
+
+class MosaicBertLayer(PostNorm):
+    """BERT's layer with biased scores; dropout is applied after attention and after the gate.
+
+    Args:
+        config: sizes and dropout rates.
+        activation: of the gate.
+        attention: builds the attention.
+    """
+
+    def __init__(
+        self,
+        config: BertLikeConfig,
+        activation: Activation = "gelu",
+        attention: Callable[..., AlibiAttention] = AlibiAttention,
+    ) -> None:
         width, rate = config.hidden_size, config.hidden_dropout_prob
-        attention = BiasedAttention(
-            width,
-            config.num_attention_heads,
-            dropout_rate=config.attention_probs_dropout_prob,
-            output_dropout_rate=rate,
-        )
-        attention.pruning_obstacle = "a head's distance slope depends on its number"
+        attention_rate = config.attention_probs_dropout_prob
         feed_forward = StackedGatedFeedForward(
-            width, config.intermediate_size, "gelu", outer_bias=True, dropout_rate=rate
+            width, config.intermediate_size, activation, outer_bias=True, dropout_rate=rate
         )
-        super().__init__(attention, feed_forward, width=width, norm_eps=config.layer_norm_eps, dropout_rate=0.0)
+        super().__init__(
+            attention(width, config.num_attention_heads, dropout_rate=attention_rate, output_dropout_rate=rate),
+            feed_forward,
+            width=width,
+            norm_eps=config.layer_norm_eps,
+            dropout_rate=0.0,
+        )
 
 
 class MosaicBert(LayeredEncoder):
@@ -134,25 +151,30 @@ class MosaicBert(LayeredEncoder):
         "layers.{n}.feed_forward_norm": _LAYER + "mlp.layernorm",
     }
 
-    def __init__(self, config: MosaicBertConfig, vocab_size: int, *, pad_id: int) -> None:
+    def __init__(self, config: BertLikeConfig, vocab_size: int, *, pad_id: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.heads = config.num_attention_heads
         self.pad_id = pad_id
         self.embeddings = MosaicBertEmbeddings(config, vocab_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(MosaicBertLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.layer(config) for _ in range(config.num_hidden_layers))
+
+    def layer(self, config: Any) -> nn.Module:
+        """A new layer."""
+        return MosaicBertLayer(config)
 
     def layer_inputs(self, batch: PackedBatch) -> Sequence[Mapping[str, Bias]]:
         """The bias, computed once per length for all layers."""
-        made: dict[int, Tensor] = {}
+        made: dict[str, Tensor] = {}
 
         def bias(query_bNSH: Tensor, key_bNSH: Tensor, block: AttentionBlock) -> Tensor:
-            if block.length not in made:
+            length = str(block.length)  # an exported graph's symbol cannot be a key
+            if length not in made:
                 position_S = torch.arange(block.length, device=query_bNSH.device)
                 distance_SS = (position_S[:, None] - position_S[None, :]).abs()
                 slope_N = torch.tensor(alibi_slopes(self.heads), device=query_bNSH.device)
-                made[block.length] = -(slope_N[:, None, None] * distance_SS)[None]
-            return made[block.length].to(query_bNSH.dtype)
+                made[length] = -(slope_N[:, None, None] * distance_SS)[None]
+            return made[length].to(query_bNSH.dtype)
 
         return [{"bias": bias}] * len(self.layers)
 

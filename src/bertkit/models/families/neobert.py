@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from bertkit.models.attention.rotary import require_even_heads
 from bertkit.models.encoder import EncoderConfig, TransformerConfig
+from bertkit.models.families.bert import bert_layers
 from bertkit.models.families.rotary_encoder import RmsNormRotaryEncoder, RotaryAttention
 from bertkit.models.heads import HeadPlan, UntiedVocabularyHead, dense_classifier_plan
-from bertkit.models.layers import Activation, GatedFeedForward, PreNormLayer, rms_norm_layer
+from bertkit.models.layers import Activation, GatedFeedForward, rms_norm_layer
 from bertkit.models.weights import Names, TensorLayout, attention_names, stacked
 
 _LAYER = "transformer_encoder.{n}."
@@ -128,17 +129,6 @@ class NeoBertConfig(TransformerConfig):
         return {**super().to_hub(), "hidden_act": _GATED, "embedding_init_range": self.initializer_range}
 
 
-def _layer(config: NeoBertConfig) -> PreNormLayer:
-    width = config.hidden_size
-    return rms_norm_layer(
-        RotaryAttention(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob),
-        GatedFeedForward(width, config.gated_width, config.hidden_act),
-        width=width,
-        norm_eps=config.norm_eps,
-        dropout_rate=config.hidden_dropout_prob,
-    )
-
-
 class NeoBert(RmsNormRotaryEncoder):
     """NeoBERT's encoder."""
 
@@ -154,7 +144,14 @@ class NeoBert(RmsNormRotaryEncoder):
     }
 
     def __init__(self, config: NeoBertConfig, vocab_size: int) -> None:
-        layers = (_layer(config) for _ in range(config.num_hidden_layers))
+        layers = bert_layers(
+            rms_norm_layer,
+            config,
+            norm_eps=config.norm_eps,
+            attention=RotaryAttention,
+            feed_forward=GatedFeedForward,
+            inner_width=config.gated_width,
+        )
         super().__init__(config, vocab_size, layers, norm_eps=config.norm_eps)
 
     def to_hub(self) -> dict[str, Any]:

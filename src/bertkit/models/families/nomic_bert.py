@@ -13,7 +13,6 @@ Shapes: T packed tokens, D width, H head width, V vocabulary.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
@@ -25,14 +24,14 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.rotary import require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.encoder import BertLikeConfig, ClassifierDropout, EncoderConfig, require_values
-from bertkit.models.families.bert import bert_heads, segment_types
+from bertkit.models.families.bert import bert_heads, bert_layers, segment_types
 from bertkit.models.families.rotary_encoder import RotaryAttention, RotaryEncoder
 from bertkit.models.heads import HeadPlan
 from bertkit.models.layers import Activation, GatedFeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
-from bertkit.models.weights import Names, attention_names
+from bertkit.models.weights import Names, attention_names, renamed
 
 _LAYER = "layers.{n}."
 _HEAD = "cls.predictions."
@@ -130,17 +129,7 @@ class NomicBertConfig(BertLikeConfig):
     def from_older_files(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a file in the form that contrastors writes, under the names of `transformers`; others are
         unchanged."""
-        found: dict[str, Tensor] = {}
-        for old_name, tensor in tensors.items():
-            name = old_name
-            for pattern, replacement in _OLDER_NAMES:
-                name = re.sub(pattern, replacement, name)
-            stem, stacked, leaf = name.partition(".attn.Wqkv.")
-            if stacked:
-                parts = zip(("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True)
-                found |= {f"{stem}.self_attn.{part}.{leaf}": rows for part, rows in parts}
-            else:
-                found[name] = tensor
+        found = renamed(tensors, _OLDER_NAMES, ".attn.Wqkv.", [f".self_attn.{part}_proj." for part in "qkv"])
         dense = found.get(f"{_HEAD}transform.dense.weight")
         if dense is not None and set(found) != set(tensors):
             words = len(found[f"{self.hub_prefix}.embeddings.word_embeddings.weight"])
@@ -149,21 +138,9 @@ class NomicBertConfig(BertLikeConfig):
         return found
 
 
-def _layer(config: NomicBertConfig) -> PostNormLayer:
-    width = config.hidden_size
-    return PostNormLayer(
-        RotaryAttention(width, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob),
-        GatedFeedForward(width, config.intermediate_size, config.hidden_act),
-        width=width,
-        norm_eps=config.layer_norm_eps,
-        dropout_rate=config.hidden_dropout_prob,
-    )
-
-
 class NomicBert(RotaryEncoder):
     """Nomic BERT's encoder."""
 
-    config: NomicBertConfig
     padded_tables: ClassVar[tuple[str, ...]] = ("word",)  # as in the released code
     hub_names: ClassVar[Names] = {
         "word": "embeddings.word_embeddings",
@@ -177,18 +154,30 @@ class NomicBert(RotaryEncoder):
         "layers.{n}.feed_forward_norm": _LAYER + "post_mlp_layernorm",
     }
 
-    def __init__(self, config: NomicBertConfig, vocab_size: int, *, pad_id: int) -> None:
+    def __init__(self, config: BertLikeConfig, vocab_size: int, *, pad_id: int) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.head_width = config.hidden_size // config.num_attention_heads
         self.pad_id = pad_id
         self.word = WordEmbedding(vocab_size, config.hidden_size)
-        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.token_type = nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = self.new_layers(config)
+
+    def new_layers(self, config: BertLikeConfig) -> nn.ModuleList:
+        """All layers, with uninitialised weights."""
+        return bert_layers(
+            PostNormLayer,
+            config,
+            norm_eps=config.layer_norm_eps,
+            attention=RotaryAttention,
+            feed_forward=GatedFeedForward,
+        )
 
     def embed(self, batch: PackedBatch, scope: Scope) -> Tensor:
         """(T, D). Points, each (T, D): `hook_embed`, `hook_token_type_embed`."""
         word_TD = scope.tap("hook_embed", self.word(batch.ids_T))
-        token_type_TD = scope.tap("hook_token_type_embed", self.token_type(segment_types(batch, self.token_type)))
-        return self.dropout(self.embedding_norm(word_TD + token_type_TD))
+        if self.token_type is not None:
+            types_T = segment_types(batch, self.token_type)
+            word_TD = word_TD + scope.tap("hook_token_type_embed", self.token_type(types_T))
+        return self.dropout(self.embedding_norm(word_TD))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.key_value_cache import CachedSequences
@@ -29,9 +29,18 @@ from bertkit.models.families.bert import (
     enhanced_decoding_plan,
 )
 from bertkit.models.heads import HeadPlan, classifier_plan, dense_classifier_plan, masked_lm_plan
-from bertkit.models.layers import PostNormLayer
-from bertkit.models.weights import Names
+from bertkit.models.layers import PostNormLayer, PreNormLayer
+from bertkit.models.weights import Names, renamed
 
+_FLASH_NAMES = (
+    (r"(^|\.)emb_ln\.", r"\1embeddings.LayerNorm."),
+    (r"(^|\.)encoder\.layers\.", r"\1encoder.layer."),
+    (r"\.mixer\.out_proj\.", ".attention.output.dense."),
+    (r"\.norm1\.", ".attention.output.LayerNorm."),
+    (r"\.norm2\.", ".output.LayerNorm."),
+    (r"\.mlp\.fc1\.", ".intermediate.dense."),
+    (r"\.mlp\.fc2\.", ".output.dense."),
+)
 PADDED_TABLES = ("embeddings.word", "embeddings.position")
 """As in fairseq."""
 
@@ -139,6 +148,11 @@ class XLMRobertaConfig(RobertaLikeConfig):
 
     classes: ClassVar[str] = "XLMRoberta"
 
+    def from_older_files(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those of jinaai/xlm-roberta-flash-implementation, which jina-reranker-v2 has, under the Hub's names."""
+        parts = [f".attention.self.{part}." for part in ("query", "key", "value")]
+        return renamed(tensors, _FLASH_NAMES, ".mixer.Wqkv.", parts)
+
 
 class CamembertConfig(RobertaLikeConfig):
     """CamemBERT: RoBERTa for French."""
@@ -146,6 +160,48 @@ class CamembertConfig(RobertaLikeConfig):
     family: Literal["camembert"] = "camembert"
 
     classes: ClassVar[str] = "Camembert"
+
+
+class Data2VecTextConfig(RobertaLikeConfig):
+    """data2vec for text: a RoBERTa trained to predict its own states (Baevski et al. 2022, arXiv:2202.03555)."""
+
+    family: Literal["data2vec-text"] = "data2vec-text"
+
+    hub_prefix: ClassVar[str] = "data2vec_text"
+    classes: ClassVar[str] = "Data2VecText"
+    pooler_hub_name: ClassVar[str | None] = "data2vec_text.pooler.dense"
+
+
+class RobertaPreLayerNormConfig(RobertaLikeConfig):
+    """RoBERTa with a norm before each sub-layer and one at the end, as fairseq trains it with
+    `--encoder-normalize-before` (Wettig et al. 2023, arXiv:2202.08005)."""
+
+    family: Literal["roberta-prelayernorm"] = "roberta-prelayernorm"
+
+    hub_prefix: ClassVar[str] = "roberta_prelayernorm"
+    classes: ClassVar[str] = "RobertaPreLayerNorm"
+    pooler_hub_name: ClassVar[str | None] = "roberta_prelayernorm.pooler.dense"
+
+    def build(self, vocab_size: int, *, pad_id: int = 1) -> Encoder:
+        return RobertaPreLayerNorm(self, vocab_size, pad_id=pad_id)
+
+
+class XLMRobertaXLConfig(RobertaLikeConfig):
+    """XLM-R XL and XXL: norms as in `RobertaPreLayerNormConfig`, and none on the embeddings (Goyal et al. 2021,
+    arXiv:2105.00572). As in fairseq, there is dropout after the feed-forward layer, which the Hub's class omits."""
+
+    family: Literal["xlm-roberta-xl"] = "xlm-roberta-xl"
+
+    classes: ClassVar[str] = "XLMRobertaXL"
+    hub_defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "intermediate_size": 10240,
+    }
+
+    def build(self, vocab_size: int, *, pad_id: int = 1) -> Encoder:
+        return XLMRobertaXL(self, vocab_size, pad_id=pad_id)
 
 
 class RobertaEmbeddings(NormedEmbeddings):
@@ -177,6 +233,7 @@ class Roberta(BertStack):
     """RoBERTa's encoder."""
 
     embeddings: RobertaEmbeddings
+    layer_kind: ClassVar[type[nn.Module]] = PostNormLayer
     caches_keys: ClassVar[bool] = True
     padded_tables: ClassVar[tuple[str, ...]] = PADDED_TABLES
     hub_names: ClassVar[Names] = POST_NORM_NAMES
@@ -184,7 +241,38 @@ class Roberta(BertStack):
     def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
         super().__init__(config.counted_from(pad_id), vocab_size)
         self.embeddings = RobertaEmbeddings(config, vocab_size, pad_id=pad_id)
-        self.layers = bert_layers(PostNormLayer, config, norm_eps=config.layer_norm_eps)
+        self.layers = bert_layers(self.layer_kind, config, norm_eps=config.layer_norm_eps)
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "pad_token_id": self.embeddings.pad_id}
+
+
+class RobertaPreLayerNorm(Roberta):
+    """RoBERTa's encoder with a norm before each sub-layer and one at the end."""
+
+    layer_kind: ClassVar[type[nn.Module]] = PreNormLayer
+    hub_names: ClassVar[Names] = {
+        **POST_NORM_NAMES,
+        "layers.{n}.attention_norm": "encoder.layer.{n}.attention.LayerNorm",
+        "layers.{n}.feed_forward_norm": "encoder.layer.{n}.intermediate.LayerNorm",
+        "norm": "LayerNorm",
+    }
+
+    def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, vocab_size, pad_id=pad_id)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+class XLMRobertaXL(RobertaPreLayerNorm):
+    """The encoder of XLM-R XL and XXL."""
+
+    hub_names: ClassVar[Names] = {
+        **POST_NORM_NAMES,
+        "layers.{n}.attention_norm": "encoder.layer.{n}.attention.self_attn_layer_norm",
+        "layers.{n}.feed_forward_norm": "encoder.layer.{n}.LayerNorm",
+        "norm": "encoder.LayerNorm",
+    }
+
+    def __init__(self, config: RobertaLikeConfig, vocab_size: int, *, pad_id: int) -> None:
+        super().__init__(config, vocab_size, pad_id=pad_id)
+        self.embeddings.norm = nn.Identity()  # type: ignore[assignment]  # the only embeddings without a norm

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.rotary import RotaryTable
 from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.attention.windows import keys_in_window, sliding_window_attention
 from bertkit.models.encoder import TransformerConfig
-from bertkit.models.layers import PreNormLayer
-from bertkit.models.operators.dropout import Dropout
 from bertkit.models.operators.matmul import Linear
 from bertkit.models.operators.word_embedding import WordEmbedding
 from bertkit.models.recorder import Scope
@@ -30,7 +29,6 @@ class RotaryAttention(SelfAttention):
 
     Args:
         key_value_heads: G, a divisor of N; None: N.
-        output_dropout_rate: of the output.
     """
 
     def __init__(
@@ -41,14 +39,13 @@ class RotaryAttention(SelfAttention):
         key_value_heads: int | None = None,
         dropout_rate: float = 0.0,
         bias: bool = False,
-        output_dropout_rate: float = 0.0,
+        **settings: Any,
     ) -> None:
-        super().__init__(width, heads, dropout_rate=dropout_rate, bias=bias)
+        super().__init__(width, heads, dropout_rate=dropout_rate, bias=bias, **settings)
         self.queries_per_key = heads // (key_value_heads or heads)
         if self.queries_per_key > 1:
             self.pruning_obstacle = "several of them share keys and values"
             self.key, self.value = (Linear(width, width // self.queries_per_key, bias=bias) for _ in range(2))
-        self.output_dropout = Dropout(output_dropout_rate)
 
     def forward(  # type: ignore[override]  # it also reads the angles
         self,
@@ -66,13 +63,38 @@ class RotaryAttention(SelfAttention):
             query_TNH, key_TNH = rotary.turn(query_TNH), self._per_query_head(rotary.turn(key_TGH))
             return self.mix(query_TNH, key_TNH, self._per_query_head(value_TGH), sequences, scope)
 
-        return self.output_dropout(self.project(hidden_TD, mix, scope, index_M))
+        return self.project(hidden_TD, mix, scope, index_M)
 
     def _per_query_head(self, rows_TGH: Tensor) -> Tensor:
         """Each head repeated for its queries: (T, N, H)."""
         if self.queries_per_key == 1:
             return rows_TGH
         return rows_TGH.repeat_interleave(self.queries_per_key, dim=1)
+
+
+class LocalRotaryAttention(RotaryAttention):
+    """Attention to nearby tokens; arguments as in `RotaryAttention`, and:
+
+    Args:
+        each_side: how far a token sees in both directions; None: attention to all tokens.
+    """
+
+    def __init__(self, width: int, heads: int, *, each_side: int | None, **settings: Any) -> None:
+        super().__init__(width, heads, **settings)
+        self.each_side = each_side
+
+    def keys_per_query(self, length: float) -> float:
+        return length if self.each_side is None else keys_in_window(length, self.each_side)
+
+    def mix(
+        self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
+    ) -> Tensor:
+        if self.each_side is None:
+            return super().mix(query_TNH, key_TNH, value_TNH, sequences, scope)
+        rate = self.dropout_rate if self.training else 0.0
+        return sliding_window_attention(
+            query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
+        )
 
 
 class RotaryEncoder(LayeredEncoder):
@@ -107,7 +129,7 @@ class RmsNormRotaryEncoder(RotaryEncoder):
     """
 
     def __init__(
-        self, config: TransformerConfig, vocab_size: int, layers: Iterable[PreNormLayer], *, norm_eps: float
+        self, config: TransformerConfig, vocab_size: int, layers: Iterable[nn.Module], *, norm_eps: float
     ) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.head_width = config.hidden_size // config.num_attention_heads

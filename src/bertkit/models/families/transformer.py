@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bertkit.models.attention.cross_attention import CrossAttention
 from bertkit.models.attention.fixed_attention import PATTERNS, FixedHeadsAttention
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import require_whole_heads
@@ -30,8 +29,9 @@ from bertkit.models.encoder_decoder import (
     PostNormDecoderLayer,
     StackedEncoderDecoder,
     WordTable,
+    decoder_layer,
 )
-from bertkit.models.families.gpt import CausalSelfAttention
+from bertkit.models.families.bert import bert_layer
 from bertkit.models.layers import Activation, DroppedFeedForward, FeedForward, PostNormLayer
 from bertkit.models.operators.dropout import Dropout
 from bertkit.models.recorder import Scope
@@ -192,34 +192,28 @@ class PostNormEncoderDecoder(StackedEncoderDecoder):
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.embeddings: nn.Module = WordTable(vocab_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(self.encoder_layer(config) for _ in range(config.num_hidden_layers))
-        self.decoder_layers = nn.ModuleList(self.decoder_layer(config) for _ in range(config.decoder_layer_count))
-
-    def encoder_layer(self, config: PostNormConfig) -> nn.Module:
-        """A new layer of the encoder."""
-        return PostNormLayer(
-            self.encoder_attention(config),
-            _feed_forward(config, config.intermediate_size),
-            width=config.hidden_size,
-            norm_eps=NORM_EPS,
-            dropout_rate=config.hidden_dropout_prob,
+        rate = config.activation_dropout_prob
+        fed = partial(DroppedFeedForward, dropout_rate=rate) if rate else FeedForward
+        self.layers = nn.ModuleList(
+            bert_layer(PostNormLayer, self.encoder_attention(config), config, norm_eps=NORM_EPS, feed_forward=fed)
+            for _ in range(config.num_hidden_layers)
+        )
+        self.decoder_layers = nn.ModuleList(
+            decoder_layer(
+                PostNormDecoderLayer,
+                config,
+                norm_eps=NORM_EPS,
+                heads=config.decoder_heads,
+                feed_forward=fed,
+                inner_width=config.decoder_inner_width,
+            )
+            for _ in range(config.decoder_layer_count)
         )
 
     def encoder_attention(self, config: PostNormConfig) -> SelfAttention:
         """A new self-attention of the encoder."""
         rate = config.attention_probs_dropout_prob
         return SelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
-
-    def decoder_layer(self, config: PostNormConfig) -> PostNormDecoderLayer:
-        """A new layer of the decoder."""
-        rate = config.attention_probs_dropout_prob
-        return PostNormDecoderLayer(
-            CausalSelfAttention(config.hidden_size, config.decoder_heads, dropout_rate=rate),
-            CrossAttention(config.hidden_size, config.decoder_heads, dropout_rate=rate),
-            _feed_forward(config, config.decoder_inner_width),
-            norm=lambda: nn.LayerNorm(config.hidden_size, eps=NORM_EPS),
-            dropout_rate=config.hidden_dropout_prob,
-        )
 
     def scaled_words(self, ids_T: Tensor, scope: Scope) -> Tensor:
         """Word embeddings, (T, D). Point: `hook_embed`."""
@@ -248,13 +242,6 @@ class TransformerSeq2Seq(PostNormEncoderDecoder):
         return self.dropout(word_TD + position_TD)
 
     embed_target = embed_source
-
-
-def _feed_forward(config: PostNormConfig, inner_width: int) -> FeedForward:
-    rate = config.activation_dropout_prob
-    if rate:
-        return DroppedFeedForward(config.hidden_size, inner_width, config.hidden_act, dropout_rate=rate)
-    return FeedForward(config.hidden_size, inner_width, config.hidden_act)
 
 
 @lru_cache(maxsize=4)

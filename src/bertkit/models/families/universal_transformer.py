@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,7 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bertkit.data.batch import PackedSequences
-from bertkit.models.attention.cross_attention import CrossAttention, EncodedSource
+from bertkit.models.attention.cross_attention import EncodedSource
 from bertkit.models.attention.key_value_cache import CachedSequences
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.encoder import require_whole_heads
@@ -36,8 +37,9 @@ from bertkit.models.encoder_decoder import (
     PreNormDecoderLayer,
     StackedEncoderDecoder,
     WordTable,
+    decoder_layer,
 )
-from bertkit.models.families.gpt import CausalSelfAttention
+from bertkit.models.families.bert import bert_layer
 from bertkit.models.families.transformer import sinusoids
 from bertkit.models.layers import Activation, DroppedFeedForward, PreNormLayer
 from bertkit.models.operators.dropout import Dropout
@@ -199,8 +201,13 @@ class UniversalTransformer(StackedEncoderDecoder):
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
         self.embeddings: nn.Module = WordTable(vocab_size, config.hidden_size)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList([_encoder_layer(config)])
-        self.decoder_layers = nn.ModuleList([_decoder_layer(config)])
+        rate = config.attention_probs_dropout_prob
+        attention = SelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate)
+        fed = partial(DroppedFeedForward, dropout_rate=config.activation_dropout_prob)
+        self.layers = nn.ModuleList([bert_layer(PreNormLayer, attention, config, norm_eps=_NORM_EPS, feed_forward=fed)])
+        self.decoder_layers = nn.ModuleList(
+            [decoder_layer(PreNormDecoderLayer, config, norm_eps=_NORM_EPS, feed_forward=fed)]
+        )
         self.source_recurrence = Recurrence(config, config.num_hidden_layers)
         self.target_recurrence = Recurrence(config, config.decoder_layer_count)
         self.source_norm = nn.LayerNorm(config.hidden_size, eps=_NORM_EPS)
@@ -293,33 +300,3 @@ class UniversalTransformer(StackedEncoderDecoder):
         for side in (self.source_recurrence, self.target_recurrence):
             if side.halting is not None:
                 side.halting.bias.fill_(self.config.halting_bias)
-
-
-def _encoder_layer(config: UniversalTransformerConfig) -> PreNormLayer:
-    return PreNormLayer(
-        SelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=config.attention_probs_dropout_prob),
-        _feed_forward(config),
-        width=config.hidden_size,
-        norm_eps=_NORM_EPS,
-        dropout_rate=config.hidden_dropout_prob,
-    )
-
-
-def _decoder_layer(config: UniversalTransformerConfig) -> PreNormDecoderLayer:
-    rate = config.attention_probs_dropout_prob
-    return PreNormDecoderLayer(
-        CausalSelfAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
-        CrossAttention(config.hidden_size, config.num_attention_heads, dropout_rate=rate),
-        _feed_forward(config),
-        norm=lambda: nn.LayerNorm(config.hidden_size, eps=_NORM_EPS),
-        dropout_rate=config.hidden_dropout_prob,
-    )
-
-
-def _feed_forward(config: UniversalTransformerConfig) -> DroppedFeedForward:
-    return DroppedFeedForward(
-        config.hidden_size,
-        config.intermediate_size,
-        config.hidden_act,
-        dropout_rate=config.activation_dropout_prob,
-    )

@@ -25,8 +25,13 @@ from bertkit.models.encoder_decoder import DECODER_START, FORCED_FIRST
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bilstm import BilstmConfig
 from bertkit.models.families.gpt_bert import GptBertConfig
+from bertkit.models.families.gte import PUBLISHED as PUBLISHED_GTE
+from bertkit.models.families.gte import GteConfig
+from bertkit.models.families.jina_bert import published_family as published_jina_bert
+from bertkit.models.families.jina_embeddings_v3 import JinaEmbeddingsV3Config
 from bertkit.models.families.mosaicbert import HUB_MARK as MOSAICBERT_MARK
 from bertkit.models.families.mosaicbert import MosaicBertConfig
+from bertkit.models.families.roberta import XLMRobertaConfig
 from bertkit.models.families.static import StaticConfig
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.files.model_files import (
@@ -62,9 +67,10 @@ _KINDS: dict[str, type[EncoderConfig]] = {
     FeatureLstmConfig.model_type: FeatureLstmConfig,
     StaticConfig.model_type: StaticConfig,
     "gpt_bert": GptBertConfig,
+    PUBLISHED_GTE: GteConfig,
 }
-"""Every readable model_type: the families, two that no recipe pretrains and the Hub has no class for, and another
-spelling of one family."""
+"""Every readable model_type: the families, two that no recipe pretrains and the Hub has no class for, and other
+names of two families."""
 _CODE = "auto_map"
 """Key of config.json with the classes of a checkpoint's own code; `transformers` runs it with `trust_remote_code`."""
 _WRITTEN_ANEW = {
@@ -133,16 +139,18 @@ def write_tokenizer(
     save_tokenizer(tokenizer, directory, max_tokens=limit, token_types=model.encoder.config.reads_token_types)
 
 
-def _model_type(contents: Mapping[str, Any]) -> str | None:
-    """The family of a config.json. One without a model_type, such as a published GPT-BERT's, is recognised by its
-    class; published MosaicBERTs have BERT's model_type."""
+def family_in(contents: Mapping[str, Any]) -> str | None:
+    """The family of a config.json, None if it names none. One without a model_type, such as a published GPT-BERT's, is
+    recognised by its class; published MosaicBERTs and JinaBERTs have BERT's model_type, jina-embeddings-v3 XLM-R's."""
     given = contents.get("model_type")
     names = contents.get("architectures")
     if not given and isinstance(names, list):
         kinds = [kind for kind in FAMILIES.values() if any(str(name).startswith(kind.classes) for name in names)]
         given = max(kinds, key=lambda kind: len(kind.classes)).model_type if kinds else None
-    if given == BertConfig.model_type and MOSAICBERT_MARK in contents:
-        return MosaicBertConfig.model_type
+    if given == XLMRobertaConfig.model_type and contents.get("position_embedding_type") == "rotary":
+        return JinaEmbeddingsV3Config.model_type
+    if given == BertConfig.model_type:
+        return MosaicBertConfig.model_type if MOSAICBERT_MARK in contents else published_jina_bert(contents) or given
     return given if isinstance(given, str) else None
 
 
@@ -163,7 +171,7 @@ def read_config(directory: Path) -> tuple[EncoderConfig, dict[str, Any]]:
     if not path.exists():
         raise DataError(f"{path}: does not exist{what_is_there(directory)}")
     contents = read_json(path)
-    kind = _KINDS.get(_model_type(contents) or "")
+    kind = _KINDS.get(family_in(contents) or "")
     if kind is None:
         raise DataError(f"{path}: model_type is {contents.get('model_type')!r}; known are {', '.join(sorted(_KINDS))}")
     _check_types(path, contents)
@@ -234,7 +242,10 @@ def load_model(
     config = config.with_dropout(dropout)
     path = find_weights(directory)
     checkpoint_labels = _labels(directory, contents)
-    tensors = config.from_older_files(read_weights(path, ignored=config.hub_ignored))
+    found = read_weights(path, ignored=config.hub_ignored)
+    tensors = config.from_older_files(found)
+    # The code of a checkpoint in another form cannot read what is written in the newer one.
+    code = _code_elsewhere(contents.get(_CODE)) if tensors.keys() == found.keys() else {}
     tensors = _without_zeros(_with_prefix(tensors, config), config, path)
     quantisation = _quantisation(directory, contents, new)
     if heads is None:
@@ -253,7 +264,7 @@ def load_model(
     generation = read_json(directory / GENERATION_FILE) if (directory / GENERATION_FILE).is_file() else {}
     told = {key: generation[key] for key in (DECODER_START, FORCED_FIRST) if generation.get(key) is not None}
     kept = {key: value for key, value in contents.items() if key not in _WRITTEN_ANEW}
-    model.extras = told | kept | _code_elsewhere(contents.get(_CODE))
+    model.extras = told | kept | code
     form = model.hub_form()
     names = form.hub_names(model.state_dict())
     may_differ = [name for name in names if labels is not None and name.partition(".")[0] in LABELLED]
@@ -387,7 +398,11 @@ def _present(modules: Collection[str], tensors: Mapping[str, Tensor]) -> set[str
 
 
 def _named_heads(config: EncoderConfig, contents: Mapping[str, Any]) -> set[str]:
-    architectures = set(contents.get("architectures") or ())
+    former = config.former_classes
+    architectures = {
+        config.classes + name.removeprefix(former) if former and name.startswith(former) else name
+        for name in contents.get("architectures") or ()
+    }
     heads = {head for head, plan in config.heads().items() if plan.architecture in architectures}
     joint = [members for members, name in config.joint_architectures.items() if name in architectures]
     return heads.union(*joint)
