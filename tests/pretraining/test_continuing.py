@@ -183,7 +183,10 @@ def test_more_words_than_the_text_has_are_refused_before_a_run_is_made(home: Pat
 def test_the_steps_are_those_that_so_many_passes_over_the_text_take(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finished = trained(request(home, "bert", run="passes", max_steps=None))
+    with caplog.at_level("INFO"):
+        finished = trained(request(home, "bert", run="passes", max_steps=None))
+    assert f"3 passes over the text: {finished.run.record['steps']} steps of 5 sequences" in caplog.text
+    assert "instead of" not in caplog.text  # the recipe's steps are only a limit
     recipe = request(home, "bert", max_steps=None).requested()
     shards = TokenShards.open(Path(finished.run.record["shards"]))
     training, _ = training_and_held_out(recipe.data, shards, seed=recipe.seed, stage=0, plans=None)
@@ -197,7 +200,7 @@ def test_the_steps_are_those_that_so_many_passes_over_the_text_take(
     assert plan["parameters"]["total"] == pretraining_plan(recipe, vocab_size=shards.vocab_size)["parameters"]["total"]
     with caplog.at_level("INFO"):
         assert fitted(shortened(recipe, 2), shards, cache=home / "cache").optimisation.steps == 2
-    assert f"{finished.run.record['steps']} steps of 5 sequences, of which 2 are made" in caplog.text
+    assert f"{finished.run.record['steps']} steps of 5 sequences; --max-steps or optimisation.steps: 2" in caplog.text
 
 
 def test_a_plan_counts_a_pruned_model_without_its_heads(home: Path) -> None:

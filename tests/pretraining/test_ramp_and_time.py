@@ -144,9 +144,12 @@ def times(run: Path) -> list[float]:
     return [float(line.split("\t")[0]) for line in (run / "times.tsv").read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_run_by_time_ends_with_it_and_its_repetition_is_the_same_to_the_bit(home: Path) -> None:
-    with clock_of(5.0):
+def test_a_run_by_time_ends_with_it_and_its_repetition_is_the_same_to_the_bit(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with clock_of(5.0), caplog.at_level("INFO"):
         first = trained(home, "time", "by-time")
+    assert "at most 16 steps of 8 sequences" in caplog.text
     assert times(first.path) == [0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0]  # of 36 seconds
     found = lines(first)
     assert len(found) == 8  # of at most 16 updates

@@ -43,6 +43,7 @@ def test_times_count_from_the_first_update_and_a_stop_does_not_count(tmp_path: P
     later.at += 9
     clock.mark(3)
     assert (clock.share(3), clock.is_over(3)) == (28 / 36, False)
+    assert clock.in_words(3) == "78% of 0.01 hours"
     later.at += 8
     clock.mark(4)
     assert (clock.share(4), clock.is_over(4)) == (1.0, True)

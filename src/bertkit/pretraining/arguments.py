@@ -200,11 +200,11 @@ def fitted(recipe: Recipe, shards: TokenShards, *, cache: Path) -> Recipe:
     at_most = recipe.data.max_epochs is not None and optimisation.passes >= recipe.data.max_epochs
     steps = updates_for(samples, optimisation.batch_sequences, optimisation.batch_ramp, at_most=at_most)
     log.info(
-        "%g passes over the text: %d steps of %d sequences%s",
-        *(optimisation.passes, steps, optimisation.batch_sequences),
-        f", of which {optimisation.steps:,} are made" if steps > optimisation.steps else "",
+        "%g passes over the text: %s steps of %s sequences%s",
+        *(optimisation.passes, f"{steps:,}", f"{optimisation.batch_sequences:,}"),
+        f"; --max-steps or optimisation.steps: {optimisation.steps:,}" if steps > optimisation.steps else "",
     )
-    return shortened(recipe, steps)
+    return with_steps(recipe, steps)
 
 
 def with_recorded_held_out(recipe: Recipe, run: RunDirectory) -> Recipe:
@@ -295,9 +295,19 @@ def _warn_of_fewer_steps(recipe: Recipe, max_steps: int | None, longer: str) -> 
 
 
 def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
+    """The recipe with at most this many steps; a message says so."""
+    steps = recipe.optimisation.steps
+    found = recipe if max_steps is None else with_steps(recipe, max_steps)
+    if found.optimisation.steps < steps:
+        warmup = found.optimisation.schedule.warmup(found.optimisation.steps)
+        log.info("%s steps instead of %s, warm-up %s", f"{max_steps:,}", f"{steps:,}", f"{warmup:,}")
+    return found
+
+
+def with_steps(recipe: Recipe, max_steps: int) -> Recipe:
     """The recipe with at most this many steps; warm-up and stages shrink proportionally."""
     optimisation = recipe.optimisation
-    if max_steps is None or max_steps >= optimisation.steps:
+    if max_steps >= optimisation.steps:
         return recipe
 
     def shorter_schedule(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -317,10 +327,7 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
         if isinstance(own := stage["set"].get("optimisation.schedule"), dict):
             stage["set"]["optimisation.schedule"] = shorter_schedule(own)
     changed = {"steps": max_steps, "schedule": schedule, "stages": stages}
-    found = with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
-    warmup = found.optimisation.schedule.warmup(max_steps)
-    log.info("%s steps instead of %s, warm-up %s", f"{max_steps:,}", f"{optimisation.steps:,}", f"{warmup:,}")
-    return found
+    return with_overrides(recipe, [Override(f"optimisation.{key}", value) for key, value in changed.items()])
 
 
 def _whole(value: Any) -> int:

@@ -24,7 +24,7 @@ from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import pretraining_model
-from bertkit.pretraining.arguments import shortened
+from bertkit.pretraining.arguments import with_steps
 from bertkit.pretraining.initial_model import initial_pruned_heads
 from bertkit.pretraining.recipe import Recipe
 from bertkit.pretraining.stages import Stage, multi_rank_obstacle, stages_of
@@ -170,7 +170,7 @@ def _with_planned_steps(recipe: Recipe, text_tokens: float | None) -> tuple[Reci
     if text_tokens is None:
         return recipe, True
     sequences = text_tokens * optimisation.passes * (1 - recipe.data.held_out) / recipe.data.sequence_length
-    return shortened(recipe, updates_for(sequences, optimisation.batch_sequences, optimisation.batch_ramp)), True
+    return with_steps(recipe, updates_for(sequences, optimisation.batch_sequences, optimisation.batch_ramp)), True
 
 
 def _text_files(recipe: Recipe) -> list[Path]:

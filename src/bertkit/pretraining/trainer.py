@@ -441,7 +441,7 @@ class Pretrainer(Trainer[PackedBatch]):
             self.recipe.name,
             f"{parameters:,}",
             f"{self.shards.tokens:,}",
-            f"{self.steps:,}",
+            f"{'at most ' if self.recipe.optimisation.schedule.hours is not None else ''}{self.steps:,}",
             f"{self.recipe.optimisation.batch_sequences:,}",
             self.engine.precision,
             self.engine.device.type,

@@ -102,6 +102,10 @@ class RunClock:
         """The share of the hours that had passed when a marked update began, at most 1."""
         return min(1.0, self._seconds[step] / self._budget)
 
+    def in_words(self, step: int) -> str:
+        """How much of the time had passed when a marked update began."""
+        return f"{self.share(step):.0%} of {self._budget / 3600:g} hours"
+
     def is_over(self, step: int) -> bool:
         """Whether there is no time left for the marked update number `step`."""
         return self._seconds[step] >= self._budget

@@ -134,7 +134,9 @@ class Trainer(TrainerHooks[Batch]):
             closing(PreparedUpdates(self.batches)) as self._updates,
             StopRequest(max_minutes) as self._stop_request,
             MetricsLog(self.run.metrics, self.run.tensorboard, trackers, start_step=self.step) as self._metrics,
-            progress(self.recipe.name, total=self.steps, unit="steps", start=self.step) as meter,
+            progress(
+                self.recipe.name, total=self.steps if self.clock is None else None, unit="steps", start=self.step
+            ) as meter,
         ):
             self.before_updates()
             if checkpoint is None and self.failing.rolls_back:
@@ -378,9 +380,11 @@ class Trainer(TrainerHooks[Batch]):
             self.save_checkpoint()
 
     def _note(self) -> str:
-        """Mean loss and speed since the last log line, including the last step."""
+        """Mean loss and speed since the last log line, including the last step; how much of its time a run by the clock
+        has used."""
         loss = self.losses()["loss"]
-        return f"loss {'-' if loss is None else f'{loss:.3f}'}, {self.meter.tokens_per_second:,.0f} tokens/s"
+        time = "" if self.clock is None else f"{self.clock.in_words(self.step - 1)}, "
+        return f"{time}loss {'-' if loss is None else f'{loss:.3f}'}, {self.meter.tokens_per_second:,.0f} tokens/s"
 
     @contextmanager
     def _trained_weights_kept(self) -> Iterator[None]:
