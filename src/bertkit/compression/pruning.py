@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from bertkit.compression.head_importance import Heads, gated_score, head_importance, normalised_by_layer
 from bertkit.compression.pruning_order import TrainingLoss, heads_to_prune
 from bertkit.data.random import Draw
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, below
 from bertkit.files import read_json, write_json
 from bertkit.models.conversion.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.conversion.pruning import (
@@ -136,7 +136,7 @@ class Pruned(Method):
         record = read_json(path) if path is not None and path.exists() else None
         kept = self._kept_layers(depth)
         if kept is not None:
-            with _of_method():
+            with below("method"):
                 model = keep_layers(model, kept)
         pruned_before = sum(map(len, pruned_heads(model.encoder).values()))
         measured: dict[str, Any] = {}
@@ -144,7 +144,7 @@ class Pruned(Method):
             chosen = self._named_heads(kept, depth) if record is None else _as_choice(record["heads"])
             if chosen is None:
                 chosen, measured = self._least_important(model, seed, data)
-            with _of_method():
+            with below("method"):
                 prune_heads(model, chosen)
         else:
             chosen = {}
@@ -169,7 +169,7 @@ class Pruned(Method):
         depth = _depth(model)
         kept = self._kept_layers(depth)
         named = self._named_heads(kept, depth)
-        with _of_method(), torch.device("meta"):
+        with below("method"), torch.device("meta"):
             model = copy.deepcopy(model) if kept is None else keep_layers(model, kept)
             attentions = [] if self.heads is None else prunable_attentions(model.encoder)
             if named is not None:
@@ -247,7 +247,7 @@ class Pruned(Method):
         if self.layers is None:
             return None
         keep = (self.keep or (depth + 1) // 2) if isinstance(self.layers, str) else None
-        with _of_method():
+        with below("method"):
             return chosen_layers(self.layers, of=depth, keep=keep)
 
     def _named_heads(self, kept: list[int] | None, depth: int) -> HeadChoice | None:
@@ -274,7 +274,7 @@ class Pruned(Method):
         """
         if data is None:
             raise UsageError("method.heads: importance needs training examples; list the heads as {layer: [heads]}")
-        with _of_method():
+        with below("method"):
             prunable_attentions(model.encoder)
         # Previously pruned heads are temporarily zeros, so that all layers have equally many heads.
         pruned = restore_heads(model)
@@ -325,15 +325,6 @@ class Pruned(Method):
         if self.examples is None or self.examples >= items:
             return np.arange(items)
         return np.sort(Draw(seed, "pruned").permuted("examples", np.arange(self.examples), size=items))
-
-
-@contextmanager
-def _of_method() -> Iterator[None]:
-    """Errors name the section of the recipe; those of the model's conversion start with a key of the method."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"method.{error}") from error
 
 
 def _gradient_of_kept(part: nn.Linear) -> Any:

@@ -27,7 +27,7 @@ from bertkit.distillation.teacher_files import TeacherFiles
 from bertkit.distillation.terms import check_single_teacher, specs_of
 from bertkit.distillation.text import TextDistiller, copied_layers, text_shapes
 from bertkit.distillation.text_recipe import DistillTextRecipe, with_phases
-from bertkit.errors import DataError, UsageError
+from bertkit.errors import DataError, UsageError, below
 from bertkit.models.conversion.layer_choice import ChoiceName, chosen_layers
 from bertkit.models.conversion.pruning import with_layers
 from bertkit.models.encoder import EncoderConfig
@@ -246,7 +246,8 @@ def _model_override(tree: Located, teacher: EncoderConfig, *, same_depth: bool) 
     if isinstance(depth, int) and not same_depth:
         kept = _layers_to_copy(tree, depth, settings.get("num_hidden_layers", max(1, depth // 2)))
         # Layers that do not exist are reported later, with the recipe's other errors.
-        whole = with_layers(teacher, kept).model_dump(mode="json") if kept else _of_any_depth(whole, depth)
+        with below("student"):
+            whole = with_layers(teacher, kept).model_dump(mode="json") if kept else _of_any_depth(whole, depth)
     return [Override("model", {**whole, **settings})]
 
 

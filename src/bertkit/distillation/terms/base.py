@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch
 from bertkit.distillation.activations import Activations, ActivationSpec, ModelShape
-from bertkit.errors import UsageError
+from bertkit.errors import UsageError, below
 from bertkit.models.conversion.layer_choice import MapName, Pairs, layer_map
 from bertkit.models.encoder import EncoderConfig
 from bertkit.models.headed import HeadedModel
@@ -60,10 +60,8 @@ class ShapePair:
 
     def layer_pairs(self, layers: MapName | Pairs, *, term: str) -> Pairs:
         """The layers that are compared, as given by `layer_map`; `term` is named in its errors."""
-        try:
+        with below(term):
             return layer_map(layers, student=self.student.layers, teacher=self.teacher.layers)
-        except UsageError as error:
-            raise UsageError(f"{term}.{error}") from error
 
 
 @dataclass(frozen=True)
@@ -166,10 +164,8 @@ def specs_of(
     """
     student, teacher = ActivationSpec(), ActivationSpec()
     for term in terms:
-        try:
+        with below(key):
             own, theirs = term.specs(shapes)
-        except UsageError as error:
-            raise UsageError(f"{key}.{error}") from error
         student, teacher = student | own, teacher | theirs
     return student, teacher
 
