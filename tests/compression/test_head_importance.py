@@ -176,8 +176,8 @@ def test_importance_over_two_parts_is_the_mean_of_theirs(model: HeadedModel) -> 
 
 
 def test_a_layers_norm_is_one_and_a_layer_of_zeros_stays() -> None:
-    found_LN = normalised_by_layer(np.array([[3.0, 4.0], [0.0, 0.0]]))
-    np.testing.assert_allclose(found_LN, [[0.6, 0.8], [0, 0]])
+    found_LN = normalised_by_layer(np.array([[3.0, 4.0], [0.0, 0.0], [0.003, 0.004]]))
+    np.testing.assert_allclose(found_LN, [[0.6, 0.8], [0, 0], [0.6, 0.8]])
 
 
 def test_ablations_equal_models_with_the_weights_taken_out(model: HeadedModel, classifier: HeadedModel) -> None:

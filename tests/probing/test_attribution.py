@@ -95,6 +95,14 @@ def test_jacobians_equal_finite_differences() -> None:
     torch.testing.assert_close(found_Lnn, expected, rtol=1e-6, atol=1e-10)
 
 
+def test_derivatives_that_are_not_numbers_in_the_last_layer_alone_are_refused() -> None:
+    model = tiny_model(tiny_tokenizer())
+    with torch.no_grad():
+        next(model.encoder.layers[-1].parameters())[0] = torch.nan
+    with pytest.raises(DataError, match="are not numbers: the weights are damaged or diverged"):
+        exact(model, encoded()[2])
+
+
 @pytest.mark.parametrize("name", ["modernbert", "xlnet", "gpt2"])
 def test_forward_mode_equals_backward_passes_in_other_families(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")

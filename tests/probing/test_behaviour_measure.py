@@ -20,6 +20,7 @@ from bertkit.probing.behaviour.measure import (
     SENSITIVITY,
     BlankScore,
     DiagnosticScores,
+    Proportion,
     accuracy,
     among_top,
     blank_rule,
@@ -87,8 +88,9 @@ def test_unreadable_completions_are_none_and_the_others_stay() -> None:
     model = tiny_model(tiny_tokenizer())
     long = Completion("the " * 80 + "reader tests", "document")
     unknown = Completion("The reader tests", "\u2603")
-    found = fill(model, [long, COMPLETIONS[0], unknown])
-    assert [each is None for each in found] == [True, False, True]
+    partly = Completion("The reader tests", "value-\u2603")
+    found = fill(model, [long, COMPLETIONS[0], unknown, partly])
+    assert [each is None for each in found] == [True, False, True, True]
     assert found[1] == fill(model, [COMPLETIONS[0]])[0]
 
 
@@ -106,6 +108,7 @@ def test_ties_share_the_credit() -> None:
         0.5,
         0.5,
     ]
+    assert Proportion(SENSITIVITY, "", "", (1.0, 0.5, 1 / 3, 0.0), 0.5).ties == 2
     assert clear_preference(np.log(0.5), [np.log(0.485)], 0.01) == 1
     assert clear_preference(np.log(0.5), [np.log(0.495)], 0.01) == 0
 

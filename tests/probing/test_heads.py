@@ -26,7 +26,7 @@ from bertkit.models.labels import Labels
 from bertkit.models.scoring.rules import choose_rule
 from bertkit.models.sentence import SentenceModel
 from bertkit.probing.heads import HeadsSettings
-from bertkit.probing.heads.measure import HalfRetrieval, WordLoss
+from bertkit.probing.heads.measure import HalfRetrieval, WordLoss, halves
 from bertkit.probing.heads.report import HeadResults, heads_report
 from bertkit.probing.heads.run import probe_heads
 from bertkit.probing.run import ProbeArguments, ProbeResult
@@ -38,7 +38,7 @@ from bertkit.tasks.catalogue import find_task
 from bertkit.tasks.readers import load_split
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.probing.request import request_for, write_sentences
-from tests.probing.tiny_models import BERT, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer, write_run
+from tests.probing.tiny_models import BERT, TEXTS, save_tiny, tiny_causal_model, tiny_model, tiny_tokenizer, write_run
 from tests.tasks.tiny_glue import write_glue
 from tests.tasks.tiny_task import write_model
 
@@ -153,6 +153,19 @@ def test_a_run_of_its_own_brings_its_task_along(glue: Path, tmp_path: Path) -> N
     tuned = run.results
     assert tuned is not None
     assert summary["score"] == pytest.approx(tuned["tasks"]["sst2"]["accuracy"]["mean"])
+
+
+def test_a_half_is_read_as_a_text_of_its_words() -> None:
+    tokenizer = tiny_tokenizer()
+    texts = [text for text in TEXTS if len(text.split()) > 3]
+    encoder = TextEncoder.of(tiny_model(tokenizer), tokenizer)
+    for sentence in encoder.encode(Sentence(text, text) for text in texts):
+        cut = len(sentence.words) // 2
+        for half, words in zip(halves(sentence), (sentence.words[:cut], sentence.words[cut:]), strict=True):
+            (alone,) = encoder.encode([Sentence("half", " ".join(words))])
+            assert half.words == alone.words == words
+            for name in ("ids_T", "types_T", "word_T", "spans_W2"):
+                np.testing.assert_array_equal(getattr(half, name), getattr(alone, name))
 
 
 def test_a_sentence_embedder_retrieves_halves(tmp_path: Path) -> None:
