@@ -26,6 +26,7 @@ from bertkit.progress import Progress, ProgressMeter, silent_progress
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RunDirectory
 from bertkit.run.find import run_of_suite
 from bertkit.run.metrics import MACHINE_FIGURES, METRICS_FILE, read_metrics
+from bertkit.run.trackers import leaves
 from bertkit.training.clock import TIMES_FILE
 from bertkit.training.divergence import DIVERGENCE_FILE, read_roll_backs
 from bertkit.training.run import MODEL_COMMITS
@@ -337,16 +338,8 @@ def _changes(path: Path, directory: Path) -> Iterator[tuple[str, Any, Any]]:
         yield "code_sha256", then, now
     if not ((path / ENVIRONMENT).exists() and (directory / ENVIRONMENT).exists()):
         return
-    before, here = (dict(_flat(read_json(each / ENVIRONMENT))) for each in (path, directory))
+    recorded = (read_json(each / ENVIRONMENT) for each in (path, directory))
+    before, here = (dict(leaves({name: each.get(name) for name in _ENVIRONMENT}, ".")) for each in recorded)
     for key in dict.fromkeys([*before, *here]):
         if before.get(key) != here.get(key):
             yield key, before.get(key), here.get(key)
-
-
-def _flat(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in _ENVIRONMENT:
-        value = environment.get(name)
-        if isinstance(value, Mapping):
-            yield from ((f"{name}.{key}", each) for key, each in value.items())
-        else:
-            yield name, value
