@@ -122,5 +122,13 @@ def test_curves_are_over_words_if_they_were_counted() -> None:
     assert [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.lines] == [
         ([1000, 3000], [0.1, 0.3])
     ]
+    assert [line.get_linestyle() for line in axes.lines] == ["-"]
     axes = draw_curve(Curve("layers", "score", "score"), table | {"words": [None, 1000]}).axes[0]
     assert axes.get_xlabel() == "training steps"
+
+
+def test_models_that_are_not_of_one_run_are_not_joined_by_a_line() -> None:
+    table = {"model": ["run@20", "other"], "step": [20, 5], "layer": [0, 0], "score": [0.3, 0.1]}
+    axes = draw_curve(Curve("layers", "score", "score"), table).axes[0]
+    assert axes.get_xlabel() == "model"
+    assert [line.get_linestyle() for line in axes.lines] == ["None"]

@@ -296,6 +296,15 @@ def test_the_figure_shows_the_quartiles_of_all_points(evaluated: tuple[Path, dic
         assert panel.get_xlim()[0] < min(each["ms_lower_quartile"] for each in points if each["batch"] == batch)
 
 
+def test_an_axis_of_a_narrow_range_has_ticks(evaluated: tuple[Path, dict[str, Any]]) -> None:
+    """Of 1, 2 and 5 milliseconds, none is between 2.3 and 4.4, the ends for a model that takes 3.2."""
+    same = {"ms_per_sentence": 3.2, "ms_lower_quartile": 3.2, "ms_upper_quartile": 3.2}
+    pareto = evaluated[1]["pareto"]
+    axes = draw_pareto(evaluated[1] | {"pareto": pareto | {"points": [pareto["points"][0] | same]}}).axes[0]
+    low, high = axes.get_xlim()
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 3
+
+
 def test_the_figure_can_show_the_bytes_of_the_weights(runs: Path, tmp_path: Path) -> None:
     models = [str(runs / name) for name in ("teacher", "student")]
     settings = SpeedSettings(models=models, batch_sizes=[1], lengths=[7], rounds=1, threads=1, against="disk_mb")

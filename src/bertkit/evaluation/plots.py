@@ -65,15 +65,18 @@ def plain(axes: Axes, *, x: str, y: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def lines(axes: Axes, x: Sequence[float] | Float64Array, series: Mapping[str, Sequence[float | None]]) -> None:
-    """Draw one line per series, distinguished by marker and dash, with a legend below; missing values are gaps."""
+def lines(
+    axes: Axes, x: Sequence[float] | Float64Array, series: Mapping[str, Sequence[float | None]], *, joined: bool = True
+) -> None:
+    """Draw one line per series, distinguished by marker and dash, with a legend below; missing values are gaps. Without
+    `joined`, only the markers: for places without an order, such as models."""
     for number, (label, values) in enumerate(series.items()):
         axes.plot(
             x,
             np.array(values, dtype=float),
             label=label,
             color=SHADES[number % len(SHADES)],
-            linestyle=DASHES[number % len(DASHES)],
+            linestyle=DASHES[number % len(DASHES)] if joined else "none",
             marker=MARKERS[number % len(MARKERS)],
             markersize=4,
         )

@@ -257,6 +257,7 @@ def draw_curve(curve: Curve, table: Mapping[str, Sequence[Any]]) -> Figure:
             axes,
             [place_of[model] for model in models],
             {label: [value_of.get((model, name)) for model in models] for name, label in labels.items()},
+            joined=x != "model",
         )
         if x == "model":
             axes.set_xticks([place_of[model] for model in models], models, rotation=20)

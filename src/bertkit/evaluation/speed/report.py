@@ -27,6 +27,8 @@ _SPEED = (
 _PANEL_WIDTH, _PANEL_HEIGHT = 6.4, 4.4
 _LINE = 12.0
 """Vertical distance between names, in points."""
+_NARROW = 5.0
+"""An axis up to this ratio of its ends has evenly spaced ticks."""
 
 
 def write_report(directory: Path, results: Mapping[str, Any]) -> None:
@@ -95,7 +97,7 @@ def draw_pareto(results: Mapping[str, Any]) -> Figure:
 
 
 def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequence[str], against: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
     xs = [point["ms_per_sentence"] for point in points]
     by_score, scale = against == "score", {"score": 100, "parameters": 1e-6, "disk_mb": 1}[against]
@@ -112,7 +114,9 @@ def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequenc
         axes.set_yscale("log")
         axes.set_ylim(min(ys) / 1.6, max(ys) * 1.6)
     for axis in (axes.xaxis, axes.yaxis) if not by_score else (axes.xaxis,):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        low, high = axis.get_view_interval()
+        # Of 1, 2 and 5, a narrow range may contain a single one, or none.
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)) if high > _NARROW * low else MaxNLocator(4))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     for point, x, y in zip(points, xs, ys, strict=True):
@@ -125,7 +129,9 @@ def _draw_panel(axes: Axes, points: Sequence[Mapping[str, Any]], labels: Sequenc
     best = sorted((x, y) for point, x, y in zip(points, xs, ys, strict=True) if point["on_frontier"])
     axes.plot(*zip(*best, strict=True), color="0.6", linestyle="--", zorder=0)
     axes.plot([], [], color="0.6", linestyle="--", marker="o", markerfacecolor="black", label="frontier")
-    axes.plot([], [], color="white", marker="o", markeredgecolor="black", label="another model is better in both")
+    axes.plot(
+        [], [], color="white", marker="o", markeredgecolor="black", label="another model is as good or better in both"
+    )
     axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0.0, -0.16), ncols=2)
     _name_points(axes, [point["model"] for point in points], xs, ys)
 
