@@ -115,4 +115,5 @@ def print_held_out(results: dict[str, Any]) -> None:
             "  ".join(f"{word.get('text', word['token'])} {word['probability']:.0%}" for word in mask)
             for mask in example["masks"]
         ]
-        console.line(f"  {example['text']}  ->  {' | '.join(masks)}")
+        hidden = f" ({example['word']})" if "word" in example else ""
+        console.line(f"  {example['text']}{hidden}  ->  {' | '.join(masks)}")

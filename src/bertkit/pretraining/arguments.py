@@ -97,7 +97,14 @@ class PretrainArguments(RunArguments[Recipe]):
         name = self.named
         # The command line takes precedence over the settings of the initial model.
         recipe = load_recipe(
-            name, [*init_overrides(self), *self._given_steps, *self.overrides, *source_overrides(self.sources)]
+            name,
+            [
+                *init_overrides(self),
+                *self._given_steps,
+                *self.overrides,
+                *source_overrides(self.sources),
+                *_own_examples(self.overrides, self.sources),
+            ],
         )
         if recipe.init == INIT_TO_BE_GIVEN:
             raise UsageError(
@@ -396,6 +403,12 @@ def source_overrides(sources: Sequence[str]) -> list[Override]:
     if not sources:
         return []
     return overrides_of({"data.sources": list(map(_full_path, sources)), "data.languages": {}})
+
+
+def _own_examples(overrides: Sequence[Override], sources: Sequence[str]) -> list[Override]:
+    """Texts to fill in that a recipe has for its own text are not for another one."""
+    given = any(override.key == "engine.examples" for override in overrides)
+    return [] if given or not sources else [Override("engine.examples", [])]
 
 
 def _full_path(source: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bertkit.data.duplicates import Repeats
 from bertkit.data.language_stream import training_and_held_out
+from bertkit.data.layouts.base import Ranges
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stream import StepBatches
@@ -83,6 +84,11 @@ class StageRun:
             sequences=self.stage.recipe.engine.evaluation_sequences,
             micro_batch_tokens=batches.micro_batch_tokens,
         )
+
+    @property
+    def held_out_N2(self) -> Ranges:
+        """The held-out text, as ranges of segments."""
+        return self._held_out_stream.documents_N2
 
     @property
     def repeats(self) -> Repeats | None:

@@ -34,6 +34,7 @@ from bertkit.objectives.forward import (
     take_over,
     takes_over,
 )
+from bertkit.pretraining.examples import MaskedSentence, masked_sentences
 from bertkit.pretraining.growth import check_growth
 from bertkit.pretraining.initial_model import Initial, initial_model
 from bertkit.pretraining.loss_terms import ObjectiveTerms
@@ -130,18 +131,28 @@ class Pretrainer(Trainer[PackedBatch]):
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
     @property
-    def _examples(self) -> list[str]:
+    def _examples(self) -> list[MaskedSentence]:
         """The texts to fill in after training, with the tokenizer's own mask in place of [MASK]."""
-        mask = self.tokenizer.roles["mask"]
-        return [text.replace(SPECIAL_TOKENS["mask"], mask) for text in self.recipe.engine.examples]
+        if (given := self.recipe.engine.examples) is None:
+            return []
+        if given:
+            mask = self.tokenizer.roles["mask"]
+            return [MaskedSentence(text.replace(SPECIAL_TOKENS["mask"], mask)) for text in given]
+        return masked_sentences(
+            self.shards,
+            self.stages[-1].held_out_N2,
+            self.tokenizer,
+            seed=self.recipe.seed,
+            max_tokens=self.model.encoder.max_tokens,
+        )
 
     def _check_examples(self) -> None:
         """Raise UsageError if a text to fill in after training has no mask, or is too long."""
         if "mask" not in self.tokenizer.roles or not any(each.fills_masks for each in self.stages[-1].objectives):
             return
         try:
-            for text in self._examples:
-                masked_ids(SingleMaskRule(self.tokenizer), text, self.model.encoder.max_tokens)
+            for example in self._examples:
+                masked_ids(SingleMaskRule(self.tokenizer), example.text, self.model.encoder.max_tokens)
         except DataError as error:
             raise UsageError(f"engine.examples: {error}") from error
 
@@ -393,9 +404,10 @@ class Pretrainer(Trainer[PackedBatch]):
                 held_out["pseudo_perplexity"] = held_out_text.pseudo_perplexity(
                     self.model, self.vocabulary, self.engine, sequences=scored, progress=self.closing_progress
                 )
-            results["examples"] = fill_masks(
-                masked_lm_of(self.model), self.tokenizer, self._examples, device=self.engine.device
-            )
+            examples, model = self._examples, masked_lm_of(self.model)
+            texts = [example.text for example in examples]
+            filled = fill_masks(model, self.tokenizer, texts, device=self.engine.device)
+            results["examples"] = [one.document(found) for one, found in zip(examples, filled, strict=True)]
         return results
 
     def restore(self, checkpoint: Checkpoint) -> None:

@@ -84,7 +84,11 @@ class EngineConfig(ExecutorSettings):
         description="On text: names, up to their first dot, of the files that the sources should have; unexpected"
         " and missing files are named in a warning.",
     )
-    examples: list[str] = Field(default_factory=list, description="Texts with [MASK] to fill in after training.")
+    examples: list[str] | None = Field(
+        default_factory=list,
+        description="On text: texts with [MASK] to fill in after training; without any, five sentences of the held-out"
+        " text, with a word masked in each; null: none.",
+    )
     follow_times: str | None = Field(
         None,
         description="With schedule.clock: time, a run directory whose recorded times are used in place of the"
