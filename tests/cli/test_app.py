@@ -105,6 +105,10 @@ def test_no_arguments_show_the_help_and_count_as_wrong_usage(bertkit) -> None:
         (["eval", "RUN"], "see `bertkit eval RUN --help`, for example `bertkit eval RUN --data new.csv`"),
         (["recipes", "show", "bert", "--set"], "requires an argument"),
         (["recipes", "list", "extra"], "unexpected extra argument"),
+        (["embed", "RUN", "texts.txt"], "for example `bertkit embed --model M texts.txt --out vectors.npy`"),
+        (["serve", "--model", "RUN"], "for example `bertkit serve RUN --port 8000`"),
+        (["export", "--model", "RUN"], "for example `bertkit export RUN --to DIR`"),
+        (["fill", ".", "The [MASK]"], "TEXT .: is a directory, not a text with [MASK]; give a model with --model"),
         (["finetune", "--train", "a.csv", "--kind", "taging"], "did you mean tagging?"),
         (["finetune", "--train", "a.csv", "--kind", "token-classification"], "did you mean tagging?"),
     ],
@@ -257,20 +261,24 @@ def test_a_full_disk_is_reported_with_the_notes_of_the_writer_and_the_copy_not_i
     )
 
 
-def test_nothing_is_kept_in_a_temporary_directory_on_a_full_disk(bertkit, play) -> None:
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space and run again, or set TMPDIR to a directory on another disk"),
+        (errno.EFBIG, "raise the limit on file sizes (ulimit -f)"),
+    ],
+)
+def test_nothing_is_kept_in_a_temporary_directory_on_a_full_disk(bertkit, play, number: int, remedy: str) -> None:
     file = os.path.join(tempfile.gettempdir(), "bertkit-x", "vectors.npy")
 
     def writing() -> None:
         """Write."""
-        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+        error = OSError(number, os.strerror(number), file)
         error.add_note("7 vectors are kept")
         raise error
 
     play(writing)
-    assert bertkit("play").stderr == (
-        f"error: {file}: No space left on device; free some space and run again, or set TMPDIR to a directory on"
-        " another disk\n"
-    )
+    assert bertkit("play").stderr == f"error: {file}: {os.strerror(number)}; {remedy}\n"
 
 
 def test_a_full_disk_of_the_output_is_named() -> None:

@@ -332,7 +332,10 @@ def test_faults_of_model_and_usage_are_told(trained: Trained, bertkit: Bertkit, 
     document = ["--format", "document"]
     cases = [
         (3, "did you mean", [inputs.with_name("classification-inputs.jsonl"), "--model", run]),
-        (3, "is a directory", [tmp_path, "--model", run]),
+        (3, "is a directory; name a file in it", [tmp_path.parent, "--model", run]),
+        (3, "is a model, not a file of texts; give it with --model", [tmp_path]),
+        (3, "is a model, not a file of texts; give it with --model", [run]),
+        (2, "for example `bertkit predict --model RUN reviews.csv", [run, inputs]),
         (2, "--max-length 99: ", ["-", "--model", run, "--max-length", "99"]),
         (2, "--format parquet", ["-", "--model", run, "--format", "parquet"]),
         (2, "--text body: the input is read as document", ["-", "--model", run, "--text", "body", *document]),

@@ -13,6 +13,7 @@ import pytest
 
 from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.files import sha256_of
+from bertkit.finetuning import own_data
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.data import Preparation, _log_notes, build_task, load_examples, prepare
 from bertkit.finetuning.inputs import SplitSettings
@@ -180,6 +181,27 @@ def test_every_example_is_dev_in_one_fold(place: Place) -> None:
     assert recipe is not None
     own = {each.id for each in load_examples(recipe, "dev").examples}
     assert own == dev[outcome.results["chosen"]["fold"]], "the suite's model is evaluated on its own fold"
+
+
+@pytest.mark.parametrize(
+    ("split", "way"), [({"share": 0.2, "seed": 9}, "held_out"), ({"folds": 3, "seed": 9}, "folds")]
+)
+def test_a_file_is_split_once_for_train_dev_and_all_folds(
+    place: Place, monkeypatch: pytest.MonkeyPatch, split: dict[str, Any], way: str
+) -> None:
+    calls: list[int] = []
+    real = getattr(own_data, way)
+    monkeypatch.setattr(own_data, way, lambda *args, **named: calls.append(1) or real(*args, **named))
+    dev: list[str] = []
+    for fold in range(split.get("folds", 1)):
+        settings = SplitSettings(**split, **({"fold": fold} if way == "folds" else {}))
+        task = CustomTask(train=str(place.table), split=settings, columns=COLUMNS)
+        train, held = (read_own_split(task, name, place.table).examples for name in ("train", "dev"))
+        assert not {each.id for each in train} & {each.id for each in held}
+        assert len(train) + len(held) == COUNT
+        dev += [each.id for each in held]
+    assert len(calls) == 1
+    assert len(dev) == len(set(dev)) == (COUNT if way == "folds" else COUNT / 5)
 
 
 def test_folds_and_seeds_and_settings_make_a_run_each(place: Place) -> None:

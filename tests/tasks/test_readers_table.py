@@ -360,6 +360,29 @@ def test_scores_read_as_labels_are_not_all_listed() -> None:
         label_names(train, {"dev": [TextExample("0", "x", None, "0.1")]})
 
 
+def test_columns_that_seem_to_be_swapped_are_refused(tmp_path: Path) -> None:
+    rows = [{"text": f"the film number {number} is long", "label": ("good", "bad")[number % 2]} for number in range(20)]
+    path = tmp_path / "x.jsonl"
+
+    def read(columns: Columns, count: int = 20, more: str = "") -> int:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows[:count]) + more)
+        return len(read_own(path, "classification", columns).examples)
+
+    swapped = Columns(text="label", label="text")
+    with pytest.raises(
+        UsageError, match=r"--text label, --label text: .* 20 different labels.*give --text text --label"
+    ):
+        read(swapped)
+    assert read(Columns()) == 20
+    assert read(swapped, count=19) == 19, "few rows may be anything"
+    assert read(swapped, more='{"text": "t", "label": "a text of its own"}\n') == 21, (
+        "three texts are more than a tenth"
+    )
+    for row in rows:
+        row["label"] *= 20
+    assert read(swapped) == 20, "short labels of long texts may be codes"
+
+
 def test_a_train_that_teaches_nothing_is_refused() -> None:
     with pytest.raises(DataError, match="only one label, 'pos'"):
         label_names([TextExample("0", "x", None, "pos")])

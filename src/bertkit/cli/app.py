@@ -237,7 +237,8 @@ def _of_the_machine(error: OSError, remedy: str) -> str:
     file = (is_full and error.filename2) or error.filename  # a full disk is that of the copy, not of its source
     text = f"{file}: {error.strerror}" if file else str(error.strerror)
     if is_full and str(file).startswith(os.path.join(tempfile.gettempdir(), "bertkit-")):  # nothing there is kept
-        return f"{text}; {remedy}, or set TMPDIR to a directory on another disk"
+        elsewhere = "" if error.errno == errno.EFBIG else ", or set TMPDIR to a directory on another disk"
+        return f"{text}; {remedy}{elsewhere}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and file and _is_of_the_cache(Path(str(file))):
         remedy = "set BERTKIT_CACHE to a directory that you can write"
     return "; ".join([text, *getattr(error, "__notes__", ()), remedy])
@@ -342,7 +343,8 @@ def _report_usage(error: TyperException) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     text = _with_value(error.format_message().strip(), error.__cause__ or error.__context__)
     see = f"; see `{context.command_path} --help`" if context is not None else ""
-    if text.startswith("Missing argument") and context is not None:
+    misplaced = ("Missing argument", "Got unexpected extra argument", "No such option: --model")
+    if text.startswith(misplaced) and context is not None:
         example = re.search(r"`bertkit [^`]+`", context.command.help or "")
         see += f", for example {example[0]}" if example else ""
     message = text.rstrip(".") + see

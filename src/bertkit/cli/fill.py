@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Model, model_or_default
+from bertkit.errors import UsageError
 
 if TYPE_CHECKING:
     from bertkit.models.headed import HeadedModel
@@ -24,6 +26,8 @@ def fill(
     """Fill in masked words: `bertkit fill --model RUN "The [MASK] returns a list."`"""
     from bertkit.models.scoring.fill_mask import fill_masks
 
+    if model is None and Path(texts[0]).is_dir():
+        raise UsageError(f"TEXT {texts[0]}: is a directory, not a text with [MASK]; give a model with --model")
     filled = fill_masks(*load_with_tokenizer(model_or_default(model), offline=common.offline), texts, top=top)
     if common.as_json:
         result(filled, as_json=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.errors import DataError
 from bertkit.files import sha256_of, write_json
 from bertkit.finetuning.inputs import CustomTask, SplitSettings
@@ -53,7 +54,9 @@ def read_own_split(task: CustomTask, split: str, file: Path) -> Split:
             " restore the file, or start a new run"
         )
     modified = file.stat().st_mtime_ns if file.exists() else 0  # its reader reports a missing file
-    return part_of(_whole(file, modified, task.kind, columns, task.reading), settings, split)
+    of_all_folds = settings.model_copy(update={"fold": None})
+    whole, fold_N = _in_folds(file, modified, task.kind, columns, task.reading, of_all_folds)
+    return _part(whole, fold_N == (settings.fold or 0), split, counts_duplicates=settings.keeps_duplicates)
 
 
 @lru_cache(maxsize=1)
@@ -62,25 +65,29 @@ def _whole(file: Path, modified: int, kind: Kind, columns: Columns, reading: Tab
     return read_own(file, kind, columns, reading)
 
 
-def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
-    """Take train or dev from one file.
-
-    Args:
-        whole: its examples; rows that were left out are reported for train.
-        settings: how it is split.
-        name: "train" or "dev".
+@lru_cache(maxsize=1)
+def _in_folds(
+    file: Path, modified: int, kind: Kind, columns: Columns, reading: TableReadOptions, settings: SplitSettings
+) -> tuple[Split, Int64Array]:
+    """A file and the fold of each example, (N,); it is split once for train, dev and all folds. A held-out share is
+    fold 0, all other examples fold 1.
 
     Raises:
         UsageError: the file cannot be split this way.
     """
-    in_dev = np.zeros(len(whole.examples), dtype=bool)
-    if settings.share is not None:
-        in_dev[held_out(whole, settings.share, settings.seed, together=settings.keeps_duplicates)] = True
-    else:
-        assert settings.folds is not None
-        fold_N = folds(whole, settings.folds, settings.seed, together=settings.keeps_duplicates)
-        in_dev = fold_N == (settings.fold or 0)
-    chosen = np.flatnonzero(in_dev == (name == "dev")).tolist()
+    whole = _whole(file, modified, kind, columns, reading)
+    together = settings.keeps_duplicates
+    if settings.folds is not None:
+        return whole, folds(whole, settings.folds, settings.seed, together=together)
+    assert settings.share is not None
+    fold_N = np.ones(len(whole.examples), dtype=np.int64)
+    fold_N[held_out(whole, settings.share, settings.seed, together=together)] = 0
+    return whole, fold_N
+
+
+def _part(whole: Split, in_dev_N: BoolArray, name: str, *, counts_duplicates: bool) -> Split:
+    """Train or dev of one file; rows that were left out are reported for train."""
+    chosen = np.flatnonzero(in_dev_N == (name == "dev")).tolist()
     part = replace(
         whole,
         examples=[whole.examples[position] for position in chosen],
@@ -92,7 +99,7 @@ def part_of(whole: Split, settings: SplitSettings, name: str) -> Split:
     share = len(chosen) / len(whole.examples)
     counts = f"{len(chosen):,} of {len(whole.examples):,}"
     log.info("%s: dev is %s examples (%.1f%%)%s", whole.source, counts, 100 * share, groups)
-    if settings.keeps_duplicates and (count := duplicates(whole)):
+    if counts_duplicates and (count := duplicates(whole)):
         log.info(
             "%s: %d of its rows have the texts of others; equal texts are on one side of the split", whole.source, count
         )

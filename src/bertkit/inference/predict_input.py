@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 from bertkit.errors import DataError, UsageError
 from bertkit.inference.entities import RawText
+from bertkit.models.files.model_files import is_model
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
@@ -90,8 +91,12 @@ def require_input_file(path: Path, *, instead_of_pipe: str = "give - and pipe it
         raise DataError(f"{path}: is a pipe, device or socket; {instead_of_pipe}")
     if not path.is_file():
         near = get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near and not path.is_dir() else ""
-        raise DataError(f"{path}: {'is a directory; name a file in it' if path.is_dir() else 'no such file'}{hint}")
+        fault = "no such file" + (f"; did you mean {path.parent / near[0]}?" if near else "")
+        if is_model(path) or is_model(path / "model"):
+            fault = "is a model, not a file of texts; give it with --model"
+        elif path.is_dir():
+            fault = "is a directory; name a file in it"
+        raise DataError(f"{path}: {fault}")
 
 
 def stdin_lines(stream: BinaryIO, reading: TableReadOptions | None = None) -> Lines:

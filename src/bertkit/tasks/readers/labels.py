@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from bertkit.errors import DataError
-from bertkit.tasks.examples import Example, TaggedExample, TextExample
+from bertkit.errors import DataError, UsageError
+from bertkit.tasks.examples import Example, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import is_iob
 
 _MOST_NAMED = 20
 """An error lists at most this many labels."""
 _MOST_CHARACTERS = 40
 """Longer labels are cut in an error."""
+_FEWEST_ROWS = 20
+"""Whether columns are swapped is guessed from this many rows."""
 
 
 def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]] | None = None) -> tuple[str, ...]:
@@ -54,6 +56,30 @@ def label_names(train: Sequence[Example], others: Mapping[str, Sequence[Example]
                 f"{hint_of_numbers(found)}"
             )
     return tuple(sorted(found, key=label_order))
+
+
+def refuse_swapped(split: Split, text: str, label: str) -> None:
+    """Refuse a table whose labels seem to be texts and whose texts seem to be labels: of 20 rows or more, at least half
+    have a label of their own, at most a tenth a text of their own, and the labels are longer.
+
+    Args:
+        split: of a classification task.
+        text: the column of the texts.
+        label: that of the labels.
+
+    Raises:
+        UsageError: the columns are probably swapped.
+    """
+    rows = [each for each in split.examples if isinstance(each, TextExample) and isinstance(each.label, str)]
+    texts, labels = {each.text for each in rows}, {str(each.label) for each in rows}
+    if len(rows) < _FEWEST_ROWS or 2 * len(labels) < len(rows) or 10 * len(texts) > len(rows):
+        return
+    if sum(map(len, texts)) * len(labels) < sum(map(len, labels)) * len(texts):
+        raise UsageError(
+            f"--text {text}, --label {label}: {split.source} has {len(labels):,} different labels, such as"
+            f" {_short(min(labels))!r}, but only {len(texts):,} different texts, such as {_short(min(texts))!r}; the"
+            f" columns seem to be swapped: give --text {label} --label {text}"
+        )
 
 
 def hint_of_numbers(labels: Collection[str]) -> str:

@@ -17,6 +17,7 @@ from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, SentenceExample, Split, TaggedExample, TextExample
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
 from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
+from bertkit.tasks.readers.labels import refuse_swapped
 from bertkit.tasks.readers.marked_text import ENTITIES, tagged_sentences
 from bertkit.tasks.readers.read_options import NO_LABEL_REASON, TableReadOptions
 from bertkit.tasks.readers.sentences import read_sentences
@@ -51,7 +52,8 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
     If some examples have a label, those without are left out and noted.
 
     Raises:
-        UsageError: an unknown kind, a file ending that the kind does not support, or settings that it does not use.
+        UsageError: an unknown kind, a file ending that the kind does not support, settings that it does not use, or
+            columns of texts and labels that seem to be swapped.
         DataError: the file is invalid; the message names the place.
     """
     columns, reading = columns or Columns(), reading or TableReadOptions()
@@ -69,7 +71,10 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
         lines = read_sentences(path, columns, reading)
         texts = [each for each in lines.examples if isinstance(each, SentenceExample)]
         return replace(lines, examples=[TextExample(each.id, *each.texts) for each in texts])
-    return read_texts(path, kind, columns, reading)
+    split = read_texts(path, kind, columns, reading)
+    if kind == "classification" and columns.label is not None:
+        refuse_swapped(split, columns.text, columns.label)
+    return split
 
 
 def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions | None = None) -> Split:
