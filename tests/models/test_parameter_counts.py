@@ -261,8 +261,8 @@ SIZES = {
         250_002,
         published_millions=(559, 1),
     ),
-    # Model card of the masked LM; then as the Hub counts version 1.5 and its masked LM, whose encoders have no pooler.
-    "gte-multilingual-base": Size(GteConfig(), 250_048, None, None, (), (306, 1)),
+    # As the Hub counts the masked LMs, and gte-base-en-v1.5, whose encoder has no pooler; the first one's card: 306M.
+    "gte-multilingual-base": Size(GteConfig(), 250_048, None, 306_210_496, ("masked_lm",), (306, 1)),
     "gte-base-en": Size(GteConfig(type_vocab_size=0), 30_528, 136_776_192 + 590_592, 137_398_848, ("masked_lm",)),
     "xlm-roberta-xl": Size(
         XLMRobertaXLConfig(num_hidden_layers=36, hidden_size=2560, num_attention_heads=32, intermediate_size=10240),

@@ -233,6 +233,29 @@ def test_a_classifier_for_other_labels_is_drawn_anew(saved: Path, caplog: pytest
     assert model.logits("sequence_classification", model(BATCH), BATCH).shape == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("saved_head", "wanted", "drawn_anew"),
+    [
+        ("token_classification", "sequence_classification", True),
+        ("sequence_classification", "token_classification", True),
+        ("sequence_classification", "multiple_choice", False),
+    ],
+)
+def test_a_classifier_of_tokens_is_none_of_sequences(
+    saved_head: str, wanted: str, drawn_anew: bool, tmp_path: Path
+) -> None:
+    """Both are named `classifier`."""
+    model = HeadedModel(BertConfig(**SIZES).build(41), (saved_head,), labels=Labels.unnamed(1))
+    model.initialise(seed=3)
+    save_model(model, None, tmp_path)
+    again, report = load_model(tmp_path, heads=(wanted,), new=(wanted,))
+    assert ("classifier.weight" in report.missing) == drawn_anew
+    same = torch.equal(
+        again.get_parameter(f"{wanted}.output.weight"), model.get_parameter(f"{saved_head}.output.weight")
+    )
+    assert same != drawn_anew
+
+
 def test_a_padding_row_and_token_types_of_roberta() -> None:
     """One segment type means that all tokens have it; padding rows are initialised to zero and have their own
     position."""

@@ -47,7 +47,7 @@ from bertkit.models.files.model_files import (
 )
 from bertkit.models.files.untrained import untrained_parts
 from bertkit.models.headed import POOLER, HeadedModel
-from bertkit.models.heads import LABELLED
+from bertkit.models.heads import HEAD_KINDS, LABELLED
 from bertkit.models.labels import Labels
 from bertkit.models.quantisation.int8 import TRAINING_REFUSED
 from bertkit.models.quantisation.quantised import METHOD, QUANTISATION, restructure, with_plain_names
@@ -250,6 +250,7 @@ def load_model(
     quantisation = _quantisation(directory, contents, new)
     if heads is None:
         heads = heads_in(config, contents, tensors if quantisation is None else with_plain_names(tensors))
+    tensors = _without_outputs_of_others(tensors, config, contents, heads)
     _check_heads(directory, config, contents, heads)
     pad_id = contents.get("pad_token_id", config.default_pad_id)
     with torch.device("meta"):
@@ -406,6 +407,23 @@ def _named_heads(config: EncoderConfig, contents: Mapping[str, Any]) -> set[str]
     heads = {head for head, plan in config.heads().items() if plan.architecture in architectures}
     joint = [members for members, name in config.joint_architectures.items() if name in architectures]
     return heads.union(*joint)
+
+
+def _without_outputs_of_others(
+    tensors: dict[str, Tensor], config: EncoderConfig, contents: Mapping[str, Any], heads: Collection[str]
+) -> dict[str, Tensor]:
+    """Without the outputs of a checkpoint's head for tokens that a head for sequences would take for its own, or the
+    other way round, since both have the same name."""
+    named = _named_heads(config, contents)
+    outputs = {head: plan.hub_names.get("output") for head, plan in config.all_heads().items()}
+    shared = {
+        name
+        for other in named
+        for head in outputs.keys() & set(heads) - named
+        if (name := outputs[head]) == outputs[other] and name and HEAD_KINDS[head] != HEAD_KINDS[other]
+    }
+    dropped = _present(shared, tensors)
+    return {name: tensor for name, tensor in tensors.items() if name not in dropped}
 
 
 def _labels(directory: Path, contents: Mapping[str, Any]) -> Labels:
