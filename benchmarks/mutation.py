@@ -128,7 +128,7 @@ def _changes(node: Any) -> Iterator[tuple[str, str, object]]:
 
 
 class Tracer:
-    """A plugin of pytest: which tests reach which lines of a module, and their processor time."""
+    """A plugin of pytest: which tests reach which lines of a module, their processor time, and those that fail."""
 
     def __init__(self, module: Path) -> None:
         self.module = str(module)
@@ -189,7 +189,9 @@ def _pytest(scratch: Path, tests: list[str], tracer: Tracer | None) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=line", f"--basetemp={scratch}/tmp/base"]
     code = pytest.main([*options, *([] if tracer else ["-x"]), *tests], [tracer] if tracer else [])
     if tracer is not None:
-        (scratch / "tmp" / "trace.json").write_text(json.dumps([tracer.reached, tracer.seconds], default=list))
+        (scratch / "tmp" / "trace.json").write_text(
+            json.dumps([tracer.reached, tracer.seconds, tracer.failed], default=list)
+        )
     sys.exit(code)
 
 
@@ -215,9 +217,11 @@ def examine(name: str, tests: list[str], scratch: Path) -> None:
     """Sample mutants of a module, and print those that are not killed by its tests and a summary."""
     module, record = scratch / "src" / "bertkit" / f"{name}.py", scratch / "tmp" / "trace.json"
     source = module.read_text(encoding="utf-8")
-    record.write_text("[{}, {}]")
+    record.write_text("[{}, {}, []]")
     run_tests(scratch, tests, Tracer(module))
-    reached, seconds = json.loads(record.read_text())
+    reached, seconds, failed = json.loads(record.read_text())
+    if failed:
+        print(f"{name}: left out, because they fail without a mutant: {', '.join(failed)}", flush=True)
     outcomes = Counter[str]()
     for line, lines, change, mutated in drawn_mutants(source, f"0 {name}"):
         meets = tests_for(lines, reached, seconds)

@@ -227,6 +227,21 @@ def test_a_shape_has_the_heads_that_pruning_left(models: tuple[HeadedModel, Head
     assert (shape.heads_in(1), shape.heads_in(2)) == (whole.heads, whole.heads - 1)
 
 
+@pytest.mark.parametrize("name", ["soft_targets", "hard_targets", "logit_error"])
+def test_examples_agree_where_both_models_choose_the_same_class(
+    name: str, models: tuple[HeadedModel, HeadedModel]
+) -> None:
+    own_MK = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [5.0, 6.0, 7.0], [1.0, 0.0, 0.5]])
+    given_MK = torch.tensor([[9.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.1], [0.0, 8.0, 9.0]])
+    batch = PackedBatch.from_ids(TEXTS)
+    pair = OutputPair(Activations(batch, own_MK), Activations(batch, given_MK), shapes_of(models), LinearProjections())
+    part = TERMS[name]().loss(pair)
+    assert (part.count, int(part.correct)) == (4, 3)
+    if name == "soft_targets":  # at temperature 1, if none is given
+        expected = functional.kl_div(own_MK.log_softmax(-1), given_MK.softmax(-1), reduction="sum")
+        torch.testing.assert_close(part.sum, expected)
+
+
 def test_feature_maps_weigh_means_and_variances_as_mobilebert_does() -> None:
     """Its run_pretraining.py weighs maps, means and variances by 100, 5000 and 5."""
     teacher_MD = torch.randn(3, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
