@@ -41,6 +41,17 @@ def silent_progress(
     yield _Silence()
 
 
+def with_total(progress: Progress, known: int | None) -> Progress:
+    """A display that takes this total for work whose size is not known where it is done."""
+
+    def sized(
+        label: str, total: int | None = None, unit: str = "steps", start: int = 0
+    ) -> AbstractContextManager[ProgressMeter]:
+        return progress(label, known if total is None else total, unit, start)
+
+    return sized
+
+
 def counted(items: Collection[Item], progress: Progress, label: str, *, unit: str) -> Iterator[Item]:
     """The items; each is counted on a display once the next one is requested."""
     with progress(label, total=len(items), unit=unit) as meter:

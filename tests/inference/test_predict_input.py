@@ -16,7 +16,7 @@ from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.inference.entities import RawText
 from bertkit.inference.predict import columns_of
-from bertkit.inference.predict_input import InputColumns, examples_of, form_of, open_input
+from bertkit.inference.predict_input import InputColumns, examples_of, form_of, open_input, rows_in
 from bertkit.tasks.examples import TaggedExample
 from bertkit.tasks.readers import TableReadOptions
 from bertkit.tasks.readers.own import read_own
@@ -136,3 +136,35 @@ def test_what_a_pipe_cannot_be_read_as_is_told() -> None:
         texts(None, b"n,body\n", encoding="utf-16")
     with pytest.raises(DataError, match=r"stdin, line 1: no ';' in the first line"):
         texts(None, b"n,body\n", delimiter=";")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.txt", b"one\n\nthree", 3),
+        ("a.txt", b"one\ntwo\n", 2),
+        ("a.txt", b"", 0),
+        ("a.jsonl", b'{"body": "a"}\n{"body": "b"}\n', 2),
+        ("a.csv", b"body,id\na,1\nb,2\n", 2),
+        ("a.tsv", b"", 0),
+        ("a.csv", b'body,id\n"a\nb",1\n', None),
+        ("a.txt.gz", b"\x1f\x8b", None),
+        ("a.conll", b"a O\n\nb O\n", None),
+        ("a.parquet", b"no Parquet", None),
+    ],
+)
+def test_rows_are_counted_where_that_needs_no_reading(
+    name: str, content: bytes, rows: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    form = form_of(path, None, "tagging" if name.endswith("conll") else "classification")
+    assert rows_in(path, form) == rows
+    if rows and name != "a.txt":
+        assert len(texts(path)) == rows
+
+
+def test_rows_of_parquet_and_of_a_pipe(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ROWS * 3}), tmp_path / "a.parquet")
+    assert rows_in(tmp_path / "a.parquet", "parquet") == 6
+    assert rows_in(None, None) is None

@@ -32,7 +32,7 @@ from bertkit.cli.options import (
 )
 from bertkit.errors import UsageError
 from bertkit.inference.embed_settings import EmbedSettings
-from bertkit.progress import silent_progress
+from bertkit.progress import Progress, silent_progress, with_total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,6 +80,12 @@ class TextReadOptions(Options):
         columns = InputColumns(text=self.text, ids=("id", "_id"))  # `_id` as in BEIR's corpora
         form = form_of(path, self.format, "classification")
         return input_texts(self._rows(path, form, columns), columns)
+
+    def progress(self, path: Path | None) -> Progress:
+        """A display with the time left, if the number of texts is known before they are read."""
+        from bertkit.inference.predict_input import form_of, rows_in
+
+        return with_total(console.progress, rows_in(path, form_of(path, self.format, "classification")))
 
     def _rows(self, path: Path | None, form: Any, columns: Any) -> RowsOrBad:
         from bertkit.inference.predict_input import open_input
@@ -213,14 +219,15 @@ def embed(
     if out is None:
         if flags := given_flags(side_by_side):
             raise UsageError(f"{', '.join(flags)}: give --out FILE too; vectors on stdout are computed by one process")
-        _print_vectors(embedder, texts, settings, is_typed=path is None and sys.stdin.isatty())
+        is_typed = path is None and sys.stdin.isatty()
+        _print_vectors(embedder, texts, settings, progress=reading.progress(path), is_typed=is_typed)
         return
     from bertkit.inference.embed import embed_to_file
 
     named = {name: value for name, value in vars(reading).items() if value is not None}
     source = None if path is None else {"path": str(path.resolve()), **named}
     written = embed_to_file(
-        embedder, texts, out, settings, source=source, executor=side_by_side.settings, progress=console.progress
+        embedder, texts, out, settings, source=source, executor=side_by_side.settings, progress=reading.progress(path)
     )
     _warn(written.count, written.cut, written.without_tokens, embedder.max_tokens, is_sparse=embedder.is_sparse)
     more: dict[str, Any] = {"windowed": written.windowed} if settings.long == "window" else {}
@@ -237,7 +244,9 @@ def embed(
     result(document if common.as_json else out, as_json=common.as_json)
 
 
-def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, is_typed: bool) -> None:
+def _print_vectors(
+    embedder: Embedder, texts: Any, settings: EmbedSettings, *, progress: Progress, is_typed: bool
+) -> None:
     """JSON Lines on stdout."""
     from bertkit.inference.embed import FIRST_BLOCK, LARGEST_BLOCK, blocks_of
 
@@ -246,7 +255,7 @@ def _print_vectors(embedder: Embedder, texts: Any, settings: EmbedSettings, *, i
         console.info("reading lines from the terminal; each line's vector is printed at once; end with Ctrl-D")
     count = cut = without = 0
     sizes = (1, 1) if is_typed else (FIRST_BLOCK, LARGEST_BLOCK)
-    display = silent_progress if sys.stdout.isatty() else console.progress
+    display = silent_progress if sys.stdout.isatty() else progress
     with display("vectors", unit="texts") as meter:
         for block in blocks_of(texts, first=sizes[0], largest=sizes[1]):
             embedded, documents = documents_of(block)

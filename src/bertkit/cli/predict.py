@@ -31,7 +31,7 @@ from bertkit.cli.options import (
     validated,
 )
 from bertkit.errors import UsageError
-from bertkit.progress import silent_progress
+from bertkit.progress import silent_progress, with_total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -308,6 +308,7 @@ def _write(work: PredictionJob, *, in_columns: bool, as_json: bool) -> None:
 def _write_predictions(work: PredictionJob, write: Callable[[dict[str, Any]], Any]) -> int:
     """Write the prediction for every input as soon as it is computed; returns their number."""
     from bertkit.inference.documents import documents, is_blank
+    from bertkit.inference.predict_input import rows_in
     from bertkit.tasks.readers.read_options import SkippedRows
 
     predictor, reading = work.predictor, work.reading
@@ -316,7 +317,8 @@ def _write_predictions(work: PredictionJob, write: Callable[[dict[str, Any]], An
     blank = lines = 0
     items = _items(predictor, work.path, reading, columns, left_out)
     # On a terminal the predictions themselves show the progress.
-    display = silent_progress if work.writing.out is None and sys.stdout.isatty() else console.progress
+    progress = with_total(console.progress, rows_in(work.path, reading.format))
+    display = silent_progress if work.writing.out is None and sys.stdout.isatty() else progress
     # A document is one example, however long; its sentences or paragraphs show how far the work is.
     in_parts = reading.format == "document"
     with display("predictions", unit="parts" if in_parts else "examples") as meter:

@@ -191,8 +191,9 @@ def opened(
         texts = reading.texts(corpus)
         read_as = {name: value for name, value in vars(reading).items() if value is not None}
         try:
+            progress = reading.progress(corpus)
             found = build_index(
-                directory, corpus, texts, embedder, settings, read_as=read_as, update=update, progress=console.progress
+                directory, corpus, texts, embedder, settings, read_as=read_as, update=update, progress=progress
             )
         except StoppedError as stopped:
             if index is not None:

@@ -25,7 +25,7 @@ from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import parquet_rows, rows_or_bad
-from bertkit.text.lines import MAX_LINE_BYTES, ending, read_text
+from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES, ending, read_text
 
 Form = Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"]
 _SUFFIXES: dict[str, Form] = {
@@ -97,6 +97,33 @@ def require_input_file(path: Path, *, instead_of_pipe: str = "give - and pipe it
         elif path.is_dir():
             fault = "is a directory; name a file in it"
         raise DataError(f"{path}: {fault}")
+
+
+def rows_in(path: Path | None, form: Form | None) -> int | None:
+    """The number of rows of a file, for a display of the time left; None if it is not known without reading it all: of
+    a pipe, a compressed file, a table with quotes, which may contain line breaks, or another format.
+
+    A gigabyte takes half a second.
+    """
+    if path is None or path.suffix.lower() in COMPRESSIONS:
+        return None
+    if form == "parquet":
+        import pyarrow.parquet
+
+        try:
+            return int(pyarrow.parquet.read_metadata(path).num_rows)
+        except (pyarrow.ArrowException, OSError):
+            return None  # a fault is told when the file is read
+    if form not in ("text", "jsonl", "csv", "tsv"):
+        return None
+    is_table = form in ("csv", "tsv")
+    lines, last = 0, b"\n"
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            if is_table and b'"' in block:
+                return None
+            lines, last = lines + block.count(b"\n"), block[-1:]
+    return max(0, lines + (last != b"\n") - is_table)
 
 
 def stdin_lines(stream: BinaryIO, reading: TableReadOptions | None = None) -> Lines:
