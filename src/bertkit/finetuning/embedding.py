@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bertkit.errors import DataError, UsageError
 from bertkit.models.files.hub import heads_of
@@ -18,7 +18,6 @@ from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.late_interaction import PUNCTUATION, LateInteraction, load_token_model, own_projection
 from bertkit.models.sentence import (
     VERSION_FILE,
-    AnyPooling,
     TextReading,
     is_embedder,
     is_of_colbert,
@@ -27,7 +26,7 @@ from bertkit.models.sentence import (
     read_pooling,
     whole_number,
 )
-from bertkit.models.similarity import Similarity, read_similarity
+from bertkit.models.similarity import read_similarity
 from bertkit.models.splade import WORDS_HEAD, is_sparse, no_words_head
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.late_interaction import LateInteractionTask
@@ -36,7 +35,7 @@ from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesL
 from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
 from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.embedding.sparse import SparseEmbedding
-from bertkit.tasks.embedding.task import Embedding, class_name
+from bertkit.tasks.embedding.task import Embedding, VectorForm, class_name
 from bertkit.tasks.examples import SentenceExample
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ def embedding_task(
         DataError: invalid labels, or a sentence embedder with modules that cannot be trained here.
     """
     late = _late_interaction(spec, settings, directory)
-    own = _own(directory) if late is None else OwnVectors(normalise=True, reading=late["reading"])
+    own = _own(directory) if late is None else VectorForm(normalise=True, reading=late["reading"])
     pooling, reading = own.pooling, own.reading
     if settings.pooling is not None:
         pooling = (settings.pooling,) if isinstance(settings.pooling, str) else settings.pooling
@@ -91,21 +90,23 @@ def embedding_task(
     classes = (
         sorted({class_name(each) for each in examples if each.label is not None}) if loss.wanted == "class" else []
     )
-    kind: Any = partial(SparseEmbedding, sparsity=settings.sparsity, most_words=own.most_words) if sparse else Embedding
+    kind: Any = partial(SparseEmbedding, sparsity=settings.sparsity) if sparse else Embedding
     if late is not None:
         named = {name: late[name] for name in ("interaction", "projected_width", "projection")}
         kind = partial(LateInteractionTask, **named)
     task: Embedding = kind(
         loss,
         spec.metrics,
-        pooling=pooling,
-        normalise=own.normalise if settings.normalise is None else settings.normalise,
+        form=replace(
+            own,
+            pooling=tuple(pooling),
+            normalise=own.normalise if settings.normalise is None else settings.normalise,
+            reading=reading,
+        ),
         classes=classes,
         matryoshka=settings.matryoshka,
         largest_score=settings.largest_score or spec.largest_score or 1.0,
         has_teacher=settings.teacher is not None,
-        reading=reading,
-        similarity=own.similarity,
     )
     task.check_training(examples)
     return task
@@ -166,25 +167,7 @@ def _late_interaction(spec: TaskSpec, settings: EmbeddingSettings, directory: Pa
     }
 
 
-class OwnVectors(NamedTuple):
-    """How the initial model computes vectors; the defaults are those of a plain encoder.
-
-    Attributes:
-        pooling: its modes.
-        normalise: whether they have length one.
-        reading: what it does with a text first.
-        similarity: how dense ones are compared.
-        most_words: the greatest number of weights of a sparse one.
-    """
-
-    pooling: tuple[AnyPooling, ...] = ("mean",)
-    normalise: bool = False
-    reading: TextReading = TextReading()
-    similarity: Similarity = "cosine"
-    most_words: int | None = None
-
-
-def _own(directory: Path) -> OwnVectors:
+def _own(directory: Path) -> VectorForm:
     """How a model directory computes vectors.
 
     Raises:
@@ -192,7 +175,7 @@ def _own(directory: Path) -> OwnVectors:
     """
     root = directory if (directory / MODULES_FILE).is_file() else directory.parent
     if not is_embedder(root) or encoder_directory(root) != directory:
-        return OwnVectors()
+        return VectorForm()
     pooling, others = read_pooling(root)
     foreign = [kind for kind in others if kind != "Normalize"]
     if foreign:
@@ -203,8 +186,8 @@ def _own(directory: Path) -> OwnVectors:
     version, reading = root / VERSION_FILE, TextReading.of(root, directory)
     if is_sparse(pooling):
         most = whole_number(optional_json(version), "max_active_dims", version)
-        return OwnVectors(pooling, bool(others), reading, most_words=most)
-    return OwnVectors(pooling, bool(others), reading, read_similarity(version))
+        return VectorForm(pooling, bool(others), reading, most_words=most)
+    return VectorForm(pooling, bool(others), reading, read_similarity(version))
 
 
 def evaluated_by(spec: TaskSpec, task: Embedding, examples: Sequence[Any]) -> TaskSpec:

@@ -24,7 +24,7 @@ from bertkit.tasks.embedding.losses.margin import MarginLoss
 from bertkit.tasks.embedding.losses.matryoshka import Matryoshka
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
 from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
-from bertkit.tasks.embedding.task import MODULE, TEXT_NUMBER, Embedding
+from bertkit.tasks.embedding.task import MODULE, TEXT_NUMBER, Embedding, VectorForm
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -126,7 +126,7 @@ def test_the_second_pass_over_a_part_draws_the_dropout_of_the_first(directory: P
 
 def test_vectors_are_those_of_the_sentence_model(directory: Path, encoder: SequenceEncoder) -> None:
     modes = ("mean", "cls")
-    task = Embedding(CosineLoss(), ("spearman",), pooling=modes, normalise=True, largest_score=5.0)
+    task = Embedding(CosineLoss(), ("spearman",), form=VectorForm(tuple(modes), normalise=True), largest_score=5.0)
     features = task.encode(sentences(7, 2), encoder)
     batch = features.batch(np.arange(7))
     model = model_of(directory, task, training=False)

@@ -24,6 +24,7 @@ from bertkit.tasks.embedding.losses.teacher_vectors import TeacherVectorLoss
 from bertkit.tasks.embedding.losses.tsdae import TsdaeLoss
 from bertkit.tasks.embedding.similarity import predicted
 from bertkit.tasks.embedding.sparse import SparseEmbedding
+from bertkit.tasks.embedding.task import VectorForm
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -46,8 +47,11 @@ def encoder(directory: Path) -> SequenceEncoder:
     return SequenceEncoder(load_tokenizer(directory), max_tokens=12)
 
 
+SPLADE = VectorForm(pooling=("splade",))
+
+
 def task_of(loss: EmbeddingLoss = NEGATIVES, sparsity: Sparsity | None = None) -> SparseEmbedding:
-    return SparseEmbedding(loss, ("spearman",), pooling=("splade",), sparsity=sparsity)
+    return SparseEmbedding(loss, ("spearman",), form=SPLADE, sparsity=sparsity)
 
 
 def vectors(examples: int, texts: int, words: int = 40) -> torch.Tensor:
@@ -154,4 +158,4 @@ def test_losses_of_dense_vectors_are_refused(loss: EmbeddingLoss, said: str) -> 
 
 def test_matryoshka_is_refused() -> None:
     with pytest.raises(UsageError, match=r"embedding.matryoshka: is for dense vectors"):
-        SparseEmbedding(NEGATIVES, ("spearman",), pooling=("splade",), matryoshka=Matryoshka(widths=(20, 10)))
+        SparseEmbedding(NEGATIVES, ("spearman",), form=SPLADE, matryoshka=Matryoshka(widths=(20, 10)))

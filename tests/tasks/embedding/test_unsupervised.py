@@ -23,7 +23,7 @@ from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
 from bertkit.tasks.embedding.losses.simcse import SimcseLoss
 from bertkit.tasks.embedding.losses.tsdae import TsdaeLoss
-from bertkit.tasks.embedding.task import MODULE, TEXT_NUMBER, Embedding
+from bertkit.tasks.embedding.task import MODULE, TEXT_NUMBER, Embedding, VectorForm
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -60,7 +60,7 @@ def corrupted(features: Features, share: float, epoch: int = 0) -> list[list[int
 
 
 def test_simcse_reads_each_text_twice_under_two_dropouts(directory: Path, encoder: SequenceEncoder) -> None:
-    task = Embedding(SimcseLoss(projection=False), ("spearman",), pooling=("cls",))
+    task = Embedding(SimcseLoss(projection=False), ("spearman",), form=VectorForm(("cls",)))
     features = task.encode(texts(9), encoder)
     assert np.diff(features.example_starts_I1).tolist() == [2] * 9
     assert features.example_labels[TEXT_NUMBER].shape == (9, 2)
@@ -79,7 +79,7 @@ def test_simcse_reads_each_text_twice_under_two_dropouts(directory: Path, encode
 def test_simcse_warns_of_a_model_without_dropout(
     directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = Embedding(SimcseLoss(), ("spearman",), pooling=("cls",))
+    task = Embedding(SimcseLoss(), ("spearman",), form=VectorForm(("cls",)))
     model_of(directory, task)
     assert "dropout" not in caplog.text
     model_of(write_model(tmp_path / "calm", dropout=0.0), task)
@@ -87,7 +87,7 @@ def test_simcse_warns_of_a_model_without_dropout(
 
 
 def test_simcses_dense_layer_is_trained_and_dropped(directory: Path, encoder: SequenceEncoder) -> None:
-    task = Embedding(SimcseLoss(), ("spearman",), pooling=("cls",))
+    task = Embedding(SimcseLoss(), ("spearman",), form=VectorForm(("cls",)))
     model = model_of(directory, task)
     batch = task.encode(texts(5), encoder).batch(np.arange(5))
     TaskTerms(task).losses(model, batch)[TASK].sum.backward()
@@ -161,7 +161,7 @@ def test_the_decoder_is_that_of_sentence_transformers(
     library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
     from sentence_transformers.sentence_transformer import losses as oracle
 
-    task = Embedding(TsdaeLoss(), ("spearman",), pooling=("cls",))
+    task = Embedding(TsdaeLoss(), ("spearman",), form=VectorForm(("cls",)))
     model = model_of(directory, task).eval()
     own = model.companions[MODULE]
     assert isinstance(own, VectorDecoder)
@@ -199,7 +199,7 @@ def test_the_decoder_is_that_of_sentence_transformers(
 
 
 def test_the_vocabulary_head_is_that_of_the_checkpoint_if_it_has_one(directory: Path, tmp_path: Path) -> None:
-    task = Embedding(TsdaeLoss(), ("spearman",), pooling=("cls",))
+    task = Embedding(TsdaeLoss(), ("spearman",), form=VectorForm(("cls",)))
     model, _ = load_model(directory, heads=(task.head,), new=(task.head,))
     headless = write_model(tmp_path / "headless", heads=())
     drawn, own, without = (task.modules(model, 0, each)[MODULE].state_dict() for each in (None, directory, headless))
@@ -214,7 +214,7 @@ def test_the_vocabulary_head_is_that_of_the_checkpoint_if_it_has_one(directory: 
 
 
 def test_tsdae_refuses_other_layers_and_several_vectors(directory: Path) -> None:
-    task = Embedding(TsdaeLoss(), ("spearman",), pooling=("cls", "mean"))
+    task = Embedding(TsdaeLoss(), ("spearman",), form=VectorForm(("cls", "mean")))
     model, _ = load_model(directory, heads=(task.head,), new=(task.head,))
     with pytest.raises(UsageError, match="one vector of the encoder's width"):
         task.modules(model, 0)

@@ -39,7 +39,6 @@ class SparseEmbedding(Embedding):
     Args:
         arguments, settings: of `Embedding`.
         sparsity: the penalty of vectors with many weights; None: none.
-        most_words: the greatest number of weights of a finished vector; the loss reads all of them. None: no limit.
 
     Raises:
         UsageError: the loss, or another setting, does not fit sparse vectors.
@@ -47,12 +46,9 @@ class SparseEmbedding(Embedding):
 
     head: ClassVar[str] = WORDS_HEAD
 
-    def __init__(
-        self, *arguments: Any, sparsity: Sparsity | None = None, most_words: int | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, sparsity: Sparsity | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.sparsity = sparsity
-        self.most_words = most_words
         self._growth = 1.0
         name = getattr(self.objective, "name", "")
         if self.matryoshka is not None:
@@ -87,8 +83,8 @@ class SparseEmbedding(Embedding):
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[Any]:
         """The vectors of each example's texts, a sparse matrix (A, V)."""
         found = super().decode(model, hidden_TD, batch)
-        if self.most_words is not None:
-            cut = MostWords(self.most_words)
+        if self.form.most_words is not None:
+            cut = MostWords(self.form.most_words)
             found = [cut.forward(torch.from_numpy(each)).numpy() for each in found]
         return [csr_matrix(each) for each in found]
 

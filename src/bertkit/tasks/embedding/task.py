@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,25 +62,42 @@ METRICS_OF: Mapping[PairEvaluation | None, tuple[str, ...]] = {
 """The scores for each way of evaluating examples."""
 
 
+@dataclass(frozen=True)
+class VectorForm:
+    """How a text becomes a vector, and how vectors are compared; the defaults are those of a plain encoder.
+
+    Attributes:
+        pooling: modes; their vectors are concatenated.
+        normalise: whether dense vectors have length one.
+        reading: what is done with a text before it is tokenised.
+        similarity: how dense vectors are compared if the loss does not determine it.
+        most_words: the greatest number of weights of a sparse vector; the loss reads all of them. None: no limit.
+    """
+
+    pooling: tuple[AnyPooling, ...] = ("mean",)
+    normalise: bool = False
+    reading: TextReading = field(default_factory=TextReading)
+    similarity: Similarity = "cosine"
+    most_words: int | None = None
+
+
+_PLAIN = VectorForm()
+
+
 class Embedding(Task):
     """Texts as vectors.
 
     Args:
         loss: the training loss.
         metrics: names of the scores that are reported.
-        pooling: modes; their vectors are concatenated.
-        normalise: whether vectors have length one.
+        form: how a text becomes a vector.
         classes: names of the classes that the loss reads; empty if it reads none.
         matryoshka: the widths at which the loss is computed; None: only the full width.
         largest_score: scores are divided by this.
         has_teacher: whether the loss uses a teacher in place of labels.
-        reading: what is done with a text before it is tokenised; None: nothing.
-        similarity: how vectors are compared if the loss does not determine it.
     """
 
     head: ClassVar[str] = "sentence_vector"
-    most_words: int | None = None
-    """The greatest number of weights of a sparse vector; None: no limit."""
     metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("spearman", "pearson", ACCURACY)}
 
     def __init__(
@@ -87,25 +105,21 @@ class Embedding(Task):
         loss: EmbeddingLoss,
         metrics: Sequence[str],
         *,
-        pooling: Sequence[AnyPooling] = ("mean",),
-        normalise: bool = False,
+        form: VectorForm = _PLAIN,
         classes: Sequence[str] = (),
         matryoshka: Matryoshka | None = None,
         largest_score: float = 1.0,
         has_teacher: bool = False,
-        reading: TextReading | None = None,
-        similarity: Similarity = "cosine",
     ) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.objective = loss
-        self.pooling = tuple(pooling)
-        self.normalise = normalise
+        self.form = form
+        self.pooling, self.normalise, self.reading = form.pooling, form.normalise, form.reading
         self.classes_of_loss = tuple(classes)
         self.matryoshka = matryoshka
         self.largest_score = largest_score
         self.has_teacher = has_teacher
-        self.reading = reading or TextReading()
-        self.similarity: Similarity = loss.compared_by or similarity
+        self.similarity: Similarity = loss.compared_by or form.similarity
 
     def vector_width(self, encoder: Encoder) -> int:
         """E for this encoder."""
@@ -301,7 +315,7 @@ class Embedding(Task):
             max_tokens=max_tokens,
             reading=self.reading,
             similarity=self.similarity,
-            most_words=self.most_words,
+            most_words=self.form.most_words,
         )
 
     def fitting_metrics(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:
