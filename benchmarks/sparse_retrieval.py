@@ -28,8 +28,8 @@ import torch
 from bertkit.evaluation.embeddings.retrieval import query_scores, read_folder
 from bertkit.inference.search.bm25 import Bm25
 from bertkit.models.late_interaction import PUNCTUATION, LateInteraction, write_token_files
-from bertkit.models.sentence import TextReading
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.models.text_reading import TextReading
 from bertkit.text.tokenizer_files import load_tokenizer
 
 MAX_TOKENS = 128

@@ -22,8 +22,8 @@ from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
 from bertkit.finetuning.task_trainer import TaskTrainer
 from bertkit.models.labels import Labels
-from bertkit.models.sentence import TextReading
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.models.text_reading import TextReading
 from bertkit.progress import silent_progress
 from bertkit.recipe.resolve import load_any
 from bertkit.run.directory import RECIPE

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from bertkit.models.late_interaction import LateInteraction, write_token_files
-from bertkit.models.sentence import TextReading
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.models.text_reading import TextReading
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.evaluation.embeddings.test_embedding_suites import write_folder, write_sets
 from tests.tasks.tiny_task import reviews, write_model

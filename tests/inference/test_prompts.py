@@ -14,8 +14,8 @@ import bertkit as package
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.inference.vector_types import normalised
-from bertkit.models.sentence import TextReading
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.models.text_reading import TextReading
 from tests.inference.serving.clients import post, served
 from tests.tasks.tiny_task import reviews, write_model
 

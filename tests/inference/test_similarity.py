@@ -15,9 +15,9 @@ import bertkit as package
 from bertkit.files import read_json, write_json
 from bertkit.inference.search.index import DESCRIPTION
 from bertkit.inference.vector_types import normalised
-from bertkit.models.sentence import VERSION_FILE
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.models.similarity import read_similarity
+from bertkit.models.text_reading import VERSION_FILE
 from tests.inference.serving.clients import post, served
 from tests.tasks.tiny_task import reviews, write_model
 

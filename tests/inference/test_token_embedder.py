@@ -23,7 +23,8 @@ from bertkit.models.files.hub import load_model, save_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.late_interaction import LateInteraction, all_scores, check_expansion
 from bertkit.models.registry import FAMILIES
-from bertkit.models.sentence import TextReading, is_token_encoder
+from bertkit.models.sentence import is_token_encoder
+from bertkit.models.text_reading import TextReading
 from bertkit.tasks.embedding.token_reader import TokenReader
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer

@@ -15,8 +15,9 @@ import bertkit
 from bertkit.arrays import Float32Array
 from bertkit.errors import DataError
 from bertkit.inference.embedder import Embedder
-from bertkit.models.sentence import VERSION_FILE, TextReading, load_sentence_model
+from bertkit.models.sentence import load_sentence_model
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.models.text_reading import VERSION_FILE, TextReading
 
 library = pytest.importorskip("sentence_transformers")
 modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules")

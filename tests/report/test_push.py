@@ -18,8 +18,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from bertkit.cli.app import run as bertkit
 from bertkit.models.late_interaction import LateInteraction, write_token_files
 from bertkit.models.registry import FAMILIES
-from bertkit.models.sentence import AnyPooling, TextReading
+from bertkit.models.sentence import AnyPooling
 from bertkit.models.sentence_files import write_sentence_files
+from bertkit.models.text_reading import TextReading
 from bertkit.report.card import model_card
 from bertkit.report.gather import ReportedRun
 from bertkit.report.push import push as pushed

@@ -30,8 +30,9 @@ from bertkit.models.families.static import TABLE
 from bertkit.models.files.hub import CONFIG_FILE, check_vocabulary, load_model
 from bertkit.models.files.model_files import SAFETENSORS, encoder_directory, find_model, write_safetensors
 from bertkit.models.headed import HeadedModel
-from bertkit.models.sentence import VERSION_FILE, TextReading, pool
+from bertkit.models.sentence import pool
 from bertkit.models.sentence_files import PACKAGE, version_settings, write_modules
+from bertkit.models.text_reading import VERSION_FILE, TextReading
 from bertkit.progress import Progress, silent_progress
 from bertkit.settings import Settings
 from bertkit.tasks.encoding import Template

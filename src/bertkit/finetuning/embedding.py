@@ -16,18 +16,10 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.files.hub import heads_of
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.late_interaction import PUNCTUATION, LateInteraction, load_token_model, own_projection
-from bertkit.models.sentence import (
-    VERSION_FILE,
-    TextReading,
-    is_embedder,
-    is_of_colbert,
-    is_token_encoder,
-    optional_json,
-    read_pooling,
-    whole_number,
-)
+from bertkit.models.sentence import is_embedder, is_of_colbert, is_token_encoder, read_pooling
 from bertkit.models.similarity import read_similarity
 from bertkit.models.splade import WORDS_HEAD, is_sparse, no_words_head
+from bertkit.models.text_reading import VERSION_FILE, TextReading, optional_json, whole_number
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.late_interaction import LateInteractionTask
 from bertkit.tasks.embedding.losses.cosine import CosineLoss

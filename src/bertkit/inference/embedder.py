@@ -34,9 +34,10 @@ from bertkit.models.families.static import StaticEncoder
 from bertkit.models.files.hub import check_vocabulary
 from bertkit.models.files.model_files import CONFIG_FILE, config_hash, encoder_directory, weights_hash
 from bertkit.models.quantisation.bf16 import cast_linears_to_bf16, use_fixed_row_blocks
-from bertkit.models.sentence import Normalise, SentenceModel, TextReading, load_sentence_model
+from bertkit.models.sentence import Normalise, SentenceModel, load_sentence_model
 from bertkit.models.similarity import Similarity
 from bertkit.models.splade import is_sparse
+from bertkit.models.text_reading import TextReading
 from bertkit.tasks.encoding import SequenceEncoder, windows
 from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer

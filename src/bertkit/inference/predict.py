@@ -34,7 +34,8 @@ from bertkit.models.files.hub import check_vocabulary, load_model, read_config
 from bertkit.models.files.model_files import encoder_directory, find_model, weights_hash
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.models.sentence import VERSION_FILE, is_token_encoder
+from bertkit.models.sentence import is_token_encoder
+from bertkit.models.text_reading import VERSION_FILE
 from bertkit.progress import Progress, silent_progress
 from bertkit.tasks.base import EncodedTokenCounts, Prediction, Task
 from bertkit.tasks.catalogue import HEADS, Kind, TaskSpec

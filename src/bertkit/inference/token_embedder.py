@@ -32,7 +32,8 @@ from bertkit.inference.independent_batches import (
 from bertkit.models.files.hub import check_vocabulary
 from bertkit.models.files.model_files import config_hash, encoder_directory, weights_hash
 from bertkit.models.late_interaction import TokenModel, load_token_model, score
-from bertkit.models.sentence import Normalise, TextReading
+from bertkit.models.sentence import Normalise
+from bertkit.models.text_reading import TextReading
 from bertkit.tasks.embedding.token_reader import TokenReader, TokenSequence
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.text.tokenizer import Tokenizer

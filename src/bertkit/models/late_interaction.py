@@ -40,22 +40,17 @@ from bertkit.models.files.model_files import (
     write_safetensors,
 )
 from bertkit.models.headed import HeadedModel
-from bertkit.models.sentence import (
-    MASK_MODULE,
+from bertkit.models.sentence import MASK_MODULE, Dense, Normalise, is_of_colbert, is_of_pylate, modules_after
+from bertkit.models.sentence_files import version_settings, write_modules
+from bertkit.models.text_reading import (
     SETTINGS_FILE,
     VERSION_FILE,
-    Dense,
-    Normalise,
     TextReading,
-    is_of_colbert,
-    is_of_pylate,
-    modules_after,
     optional_json,
     settings_file,
     stored_length,
     whole_number,
 )
-from bertkit.models.sentence_files import version_settings, write_modules
 
 Expansion = Literal["hidden", "attended"]
 """How queries are filled up: whether tokens attend to the added ones."""

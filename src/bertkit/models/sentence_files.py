@@ -11,9 +11,10 @@ from typing import Any
 
 from bertkit.files import write_json
 from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE
-from bertkit.models.sentence import OLD_POOLING_KEYS, SETTINGS_FILE, VERSION_FILE, AnyPooling, TextReading
+from bertkit.models.sentence import OLD_POOLING_KEYS, AnyPooling
 from bertkit.models.similarity import Similarity
 from bertkit.models.splade import ENCODERS, MODULE_TYPES, POOLING, VERSION_KEYS, is_sparse, pooling_json
+from bertkit.models.text_reading import SETTINGS_FILE, VERSION_FILE, TextReading
 
 _OLDEST = "2.2.2"
 """The oldest version that uses these keys; readers interpret them by it."""

@@ -16,7 +16,7 @@ from bertkit.evaluation.embeddings.retrieval import RetrievalFolder, evaluate_re
 from bertkit.evaluation.embeddings.run import VectorArguments
 from bertkit.evaluation.embeddings.settings import RetrievalSettings
 from bertkit.evaluation.embeddings.sources import VectorSource
-from bertkit.models.sentence import TextReading
+from bertkit.models.text_reading import TextReading
 
 DOCUMENTS, QUERIES = 30, 3
 

@@ -25,8 +25,8 @@ from bertkit.files import sha256_of
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.token_embedder import TokenEmbedder
 from bertkit.models.files.model_files import find_model
-from bertkit.models.sentence import TextReading
 from bertkit.models.similarity import Similarity
+from bertkit.models.text_reading import TextReading
 from bertkit.text.word_split import word_places
 from bertkit.text.word_vectors import WordVectors, read_word_vectors
 

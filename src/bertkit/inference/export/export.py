@@ -37,14 +37,8 @@ from bertkit.models.files.model_files import MODULES_FILE, encoder_directory, fi
 from bertkit.models.headed import HeadedModel
 from bertkit.models.late_interaction import load_token_model, own_projection, write_token_files
 from bertkit.models.quantisation.quantised import is_quantised, quantise
-from bertkit.models.sentence import (
-    VERSION_FILE,
-    is_embedder,
-    is_of_colbert,
-    is_token_encoder,
-    load_sentence_model,
-    settings_file,
-)
+from bertkit.models.sentence import is_embedder, is_of_colbert, is_token_encoder, load_sentence_model
+from bertkit.models.text_reading import VERSION_FILE, settings_file
 from bertkit.models.weights import WeightReport
 from bertkit.tasks.embedding.late_interaction import register_markers
 from bertkit.tasks.embedding.token_reader import TokenReader

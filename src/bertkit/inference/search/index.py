@@ -42,7 +42,7 @@ from bertkit.inference.search.update import IndexedVectors, only_the_corpus_chan
 from bertkit.inference.token_embedder import TokenEmbedder
 from bertkit.inference.token_vectors import TokenVectors, check_token_settings
 from bertkit.inference.vector_types import finished
-from bertkit.models.sentence import TextReading
+from bertkit.models.text_reading import TextReading
 from bertkit.progress import Progress, silent_progress
 
 log = logging.getLogger(__name__)

@@ -32,9 +32,10 @@ from bertkit.models.encoder import Encoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.sentence import AnyPooling, TextReading, pooled
+from bertkit.models.sentence import AnyPooling, pooled
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.models.similarity import Similarity
+from bertkit.models.text_reading import TextReading
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
 from bertkit.tasks.embedding.deletion import WHOLE, WORD, without_words, words_of_tokens

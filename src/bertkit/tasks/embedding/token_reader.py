@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bertkit.errors import UsageError
 from bertkit.models.late_interaction import LateInteraction
-from bertkit.models.sentence import TextReading
+from bertkit.models.text_reading import TextReading
 from bertkit.tasks.encoding import SequenceEncoder
 
 _LEAST_ROOM = 1
