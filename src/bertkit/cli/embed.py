@@ -219,8 +219,7 @@ def embed(
     if out is None:
         if flags := given_flags(side_by_side):
             raise UsageError(f"{', '.join(flags)}: give --out FILE too; vectors on stdout are computed by one process")
-        is_typed = path is None and sys.stdin.isatty()
-        _print_vectors(embedder, texts, settings, progress=reading.progress(path), is_typed=is_typed)
+        _print_vectors(embedder, texts, settings, reading.progress(path), is_typed=path is None and sys.stdin.isatty())
         return
     from bertkit.inference.embed import embed_to_file
 
@@ -245,7 +244,7 @@ def embed(
 
 
 def _print_vectors(
-    embedder: Embedder, texts: Any, settings: EmbedSettings, *, progress: Progress, is_typed: bool
+    embedder: Embedder, texts: Any, settings: EmbedSettings, progress: Progress, *, is_typed: bool
 ) -> None:
     """JSON Lines on stdout."""
     from bertkit.inference.embed import FIRST_BLOCK, LARGEST_BLOCK, blocks_of

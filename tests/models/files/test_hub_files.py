@@ -1,4 +1,4 @@
-"""Reading existing files and refusing invalid ones: shards, pickles, old names, damaged files, other labels."""
+"""Reading existing files and refusing invalid ones: shards, pickles, old names, damaged files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bertkit.files import sha256_of
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.roberta import RobertaConfig
 from bertkit.models.files.hub import check_vocabulary, find_model, load_model, save_model
-from bertkit.models.files.model_files import encoder_directory, read_weights, weights_hash
+from bertkit.models.files.model_files import read_weights, weights_hash
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.registry import FAMILIES
@@ -470,25 +470,6 @@ def test_checkpoints_below_a_place_without_a_model_are_named(saved: Path, tmp_pa
         find_model(str(tmp_path))
 
 
-# Labels and vocabularies.
-
-
-def test_label_orders_are_taken_from_names_only() -> None:
-    assert LABELS.order_of(("Entailment", "neutral", "contradiction"), source="here") == (2, 1, 0)
-    assert Labels(("us", "US", "no")).order_of(("US", "no", "us"), source="here") == (1, 2, 0)
-    with pytest.raises(DataError, match="are contradiction, neutral, entailment, not yes, no"):
-        LABELS.order_of(("yes", "no"), source="here")
-    with pytest.raises(DataError, match=r"does not name the labels.*LABEL_0, LABEL_1, LABEL_2.*order is unknown"):
-        Labels.unnamed(3).order_of(LABELS.names, source="here")
-
-
-def test_labels_are_read_from_either_table() -> None:
-    assert Labels.from_hub({"label2id": {"b": 1, "a": 0}}) == Labels(("a", "b"))
-    assert Labels.from_hub({"id2label": {"1": "b", "0": "a"}}) == Labels(("a", "b"))
-    assert Labels.from_hub({"num_labels": 1, "problem_type": "regression"}) == Labels(("LABEL_0",), "regression")
-    assert Labels.from_hub(LABELS.to_hub()) == LABELS
-
-
 def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(saved: Path, tmp_path: Path) -> None:
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     for count in (VOCABULARY, VOCABULARY + 1):
@@ -501,21 +482,3 @@ def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(saved: Pat
         else:
             with pytest.raises(DataError, match=r"tokenizer has 54 entries, the model's embedding table 53 rows"):
                 check_vocabulary(model, tokenizer, source="here")
-
-
-@pytest.mark.parametrize(("kind", "file"), [("Transformer", "config.json"), ("StaticEmbedding", "tokenizer.json")])
-def test_the_encoder_is_in_the_directory_that_modules_json_names(tmp_path: Path, kind: str, file: str) -> None:
-    for name in ("0_Transformer", "0_StaticEmbedding", "encoder"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).touch()
-    listed = [
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        {"idx": 0, "name": "0", "path": "encoder", "type": f"sentence_transformers.models.{kind}"},
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(listed))
-    assert encoder_directory(tmp_path) == tmp_path / "encoder"
-    (tmp_path / "modules.json").write_text(json.dumps([listed[1] | {"path": "../elsewhere"}]))
-    with pytest.raises(DataError, match="leads out of"):
-        encoder_directory(tmp_path)
-    (tmp_path / "modules.json").write_text("[]")
-    assert encoder_directory(tmp_path) == tmp_path
