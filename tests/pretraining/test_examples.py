@@ -49,6 +49,11 @@ def test_the_hidden_word_makes_the_sentence_whole_again(kind: str, tmp_path: Pat
     assert masked_sentences(shards, held_out_N2, tokenizer, seed=3, max_tokens=8) == []
 
 
+def test_a_vocabulary_that_does_not_tell_where_words_begin_gives_none(tmp_path: Path) -> None:
+    shards, tokenizer = corpus(tmp_path, "word")
+    assert masked_sentences(shards, np.array([[7, 30]]), tokenizer, seed=3, max_tokens=64) == []
+
+
 def test_a_run_shows_them_unless_texts_are_given_and_those_of_a_recipe_are_for_its_own_text(
     bertkit: Bertkit, tmp_path: Path
 ) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from bertkit.arrays import Int64Array
+from bertkit.arrays import BoolArray, Int64Array
 from bertkit.data.layouts.base import Ranges
 from bertkit.data.random import Draw
 from bertkit.data.shards import TokenShards
+from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
 
 _EXAMPLES = 5
@@ -39,7 +40,8 @@ class MaskedSentence:
 def masked_sentences(
     shards: TokenShards, held_out_N2: Ranges, tokenizer: Tokenizer, *, seed: int, max_tokens: int
 ) -> list[MaskedSentence]:
-    """Up to five sentences of the held-out text; fewer if it has few that are neither very short nor very long.
+    """Up to five sentences of the held-out text; fewer if it has few that are neither very short nor very long, none if
+    the vocabulary does not tell where words begin.
 
     Args:
         shards: the corpus.
@@ -48,6 +50,10 @@ def masked_sentences(
         seed: decides which word is masked.
         max_tokens: of a sequence that the model reads.
     """
+    try:
+        word_start_V = tokenizer.word_start_V
+    except DataError:
+        return []
     segment_S = _segments(held_out_N2)
     start_S1 = shards.segment_start_S1
     length_S = start_S1[segment_S + 1] - start_S1[segment_S]
@@ -58,7 +64,7 @@ def masked_sentences(
     found = []
     for segment in segment_S[places].tolist():
         ids_T = shards.tokens_between(*start_S1[segment : segment + 2].tolist())
-        sentence = _masked(ids_T, tokenizer, Draw(seed), segment)
+        sentence = _masked(ids_T, word_start_V[ids_T], tokenizer, Draw(seed), segment)
         if sentence is not None and len(tokenizer.encode_with_masks(sentence.text)) <= most:
             found.append(sentence)
     spread = np.unique(np.linspace(0, len(found) - 1, min(_EXAMPLES, len(found))).astype(np.int64))
@@ -72,10 +78,12 @@ def _segments(ranges_N2: Ranges) -> Int64Array:
     return np.asarray(offset_N + np.arange(offset_N.size))
 
 
-def _masked(ids_T: Int64Array, tokenizer: Tokenizer, draw: Draw, segment: int) -> MaskedSentence | None:
-    """A segment with one of its words masked; None if no word is a single token of enough letters."""
-    begins_T = np.append(tokenizer.word_start_V[ids_T], True)
-    single = np.flatnonzero(begins_T[:-1] & begins_T[1:])
+def _masked(
+    ids_T: Int64Array, begins_T: BoolArray, tokenizer: Tokenizer, draw: Draw, segment: int
+) -> MaskedSentence | None:
+    """A segment with one of its words masked, given the tokens that begin a word; None if no word is a single token of
+    enough letters."""
+    single = np.flatnonzero(begins_T & np.append(begins_T[1:], True))
     words = {place: tokenizer.shown(int(ids_T[place])) for place in single.tolist()}
     words = {place: word for place, word in words.items() if word.isalpha() and len(word) >= _FEWEST_LETTERS}
     if not words:
