@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from bertkit.data.prepare import prepare_shards
 from bertkit.data.shards import TokenShards
@@ -29,7 +30,7 @@ def corpus(tmp_path: Path, kind: str) -> tuple[TokenShards, Tokenizer]:
     return shards, load_tokenizer(shards.directory)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "bpe"])
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "bpe", "word"])
 def test_the_hidden_word_makes_the_sentence_whole_again(kind: str, tmp_path: Path) -> None:
     shards, tokenizer = corpus(tmp_path, kind)
     held_out_N2 = np.array([[7, 30], [60, 62], [100, 140]])
@@ -49,8 +50,10 @@ def test_the_hidden_word_makes_the_sentence_whole_again(kind: str, tmp_path: Pat
     assert masked_sentences(shards, held_out_N2, tokenizer, seed=3, max_tokens=8) == []
 
 
-def test_a_vocabulary_that_does_not_tell_where_words_begin_gives_none(tmp_path: Path) -> None:
-    shards, tokenizer = corpus(tmp_path, "word")
+def test_a_vocabulary_that_marks_only_the_ends_of_words_gives_none(tmp_path: Path) -> None:
+    shards, _ = corpus(tmp_path, "word")
+    ends = tokenizers.models.BPE({"[MASK]": 0, "cat</w>": 1}, [], end_of_word_suffix="</w>")
+    tokenizer = Tokenizer(tokenizers.Tokenizer(ends), {"mask": "[MASK]"})
     assert masked_sentences(shards, np.array([[7, 30]]), tokenizer, seed=3, max_tokens=64) == []
 
 
