@@ -105,6 +105,7 @@ def test_a_run_that_another_machine_resumes_ends_with_the_same_bits(
 ) -> None:
     stopped = stopped_at(5, pretrain)
     assert stopped.code == 75, stopped.stderr
+    assert stopped.stderr.endswith(f"continue with `bertkit pretrain --resume {PLACE}`\n")
     another_machine(machine, monkeypatch)
     done = pretrain("--resume", PLACE, again=True)
     assert done.code == 0, done.stderr

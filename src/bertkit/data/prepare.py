@@ -218,7 +218,10 @@ def _tokenizer(
         if given is not None:
             tokenizer = extended(given, text, config.add_tokens, min_frequency=config.added_frequency)
         else:
-            log.info("training a vocabulary on %.1f million characters", sum(map(len, text)) / 1e6)
+            size = sum(map(len, text))
+            log.info(
+                "training a vocabulary on %s characters", f"{size / 1e6:.1f} million" if size >= 1e5 else f"{size:,}"
+            )
             tokenizer = train_tokenizer(config, text)
             if tokenizer.vocab_size < config.vocab_size:
                 log.warning(

@@ -295,12 +295,13 @@ class RunLocation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Upload what a stopped or failed run has written so far; a refusal names the store, not the working copy.
+        """Upload what a stopped or failed run has written so far. A refusal, and how to continue, name the store, not
+        the working copy.
 
         Raises:
             DataError: the run was stopped and the store does not accept its checkpoint.
         """
-        if isinstance(error, UsageError) and self._stored is not None:
+        if isinstance(error, UsageError | StoppedError) and self._stored is not None:
             error.args = (str(error).replace(str(self._stored.path), self._url),)
         if self._upload is None or not self._upload.is_running or error is None:
             return
