@@ -68,6 +68,8 @@ def one_draw(
     where = f"seed {seed}: {key}: {value_at(recipe, key)!r} to {value_at(other, key)!r}"
     before, after = (any(_is_of(each, key) for each in unread(one, key)) for one in (recipe, other))
     told = before or after or any(f"{key}: " in each.why for each in unread(other, key))
+    changed_keys = differing_keys(recipe.model_dump(mode="json"), other.model_dump(mode="json"))
+    told |= changed_keys <= {each.key for each in unread(other, key)}  # a whole section was drawn
     if outcome == "equal":
         outcome = "told" if told else "silent"
         tally.silent += [] if told else [where]
@@ -77,6 +79,17 @@ def one_draw(
         tally.told_in_vain.append(where)
     tally.outcomes[{"second": "refused"}.get(outcome, outcome)] += 1
     return True
+
+
+def differing_keys(one: Any, other: Any, within: str = "") -> set[str]:
+    """The dotted keys of two recipes as plain data whose values differ."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return set() if one == other else {within}
+    return {
+        found
+        for key in one.keys() | other.keys()
+        for found in differing_keys(one.get(key), other.get(key), f"{within}.{key}" if within else key)
+    }
 
 
 def _is_of(unread: UnreadSetting, key: str) -> bool:
