@@ -22,6 +22,7 @@ from bertkit.objectives.masked_lm import MaskedLM
 from bertkit.objectives.masking import Words
 from bertkit.objectives.random_token_detection import RandomTokenDetection
 from bertkit.training.cost import head_rows, sizes_of, step_flops, training_flops, unread_flops
+from tests.objectives.compared import gradients_of_both
 from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples
 
 TERM = BagOfWords.term
@@ -76,24 +77,15 @@ def test_loss_and_gradients_are_those_of_one_text_after_the_other(config: BertCo
     assert (after.ids_T != before.ids_T).any(), "the encoder reads masks, the words are those of the text"
     batch = PackedBatch.from_samples(after)
     hidden_TD = torch.randn(batch.num_tokens, model.encoder.width, generator=torch.Generator().manual_seed(2))
-    results = []
-    for ours in (True, False):
-        states_TD = hidden_TD.clone().requires_grad_()
-        model.zero_grad()
-        if ours:
-            part = BagOfWords().loss(model, states_TD, batch)
-            assert part.count == len(LENGTHS)
-            loss = part.sum
-        else:
-            loss = plain_loss(model, states_TD, before)
-        loss.backward()
-        gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-        results.append((loss.detach(), {**gradients, "states": states_TD.grad}))
-    (loss, gradients), (expected, expected_gradients) = results
-    torch.testing.assert_close(loss, expected)
-    assert gradients.keys() == expected_gradients.keys()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+
+    def ours(states_TD: Tensor) -> Tensor:
+        part = BagOfWords().loss(model, states_TD, batch)
+        assert part.count == len(LENGTHS)
+        return part.sum
+
+    gradients_of_both(
+        model, hidden_TD, ours, lambda states_TD: plain_loss(model, states_TD, before), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_words_are_marked_once_in_each_text_and_their_weights_are_its_share_of_different_words() -> None:

@@ -32,6 +32,7 @@ from bertkit.objectives.word_order import WordOrder
 from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.cost import sizes_of, step_flops
+from tests.objectives.compared import gradients_of_both
 from tests.objectives.worded import VOCABULARY, VOCABULARY_SIZE, worded_samples, words_of
 from tests.text.corpora import english
 
@@ -204,24 +205,16 @@ def test_loss_and_gradients_are_those_of_one_prediction_after_the_other(
     after = corrupted(before, objective)
     batch = PackedBatch.from_samples(after)
     hidden_TD = torch.randn(batch.num_tokens, model.encoder.width, generator=torch.Generator().manual_seed(2))
-    results = []
-    for ours in (True, False):
-        states_TD = hidden_TD.clone().requires_grad_()
-        model.zero_grad()
-        if ours:
-            part = objective.loss(model, states_TD, batch)
-            assert part.count == objective.count(batch) == int((~before.special_T).sum())
-            loss = part.sum
-        else:
-            loss = plain_loss(model, states_TD[batch.first_token_B], before, after, query)
-        loss.backward()
-        gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-        results.append((loss.detach(), {**gradients, "states": states_TD.grad}))
-    (loss, gradients), (expected, expected_gradients) = results
-    torch.testing.assert_close(loss, expected)
-    assert gradients.keys() == expected_gradients.keys()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=1e-4, msg=name)
+
+    def ours(states_TD: Tensor) -> Tensor:
+        part = objective.loss(model, states_TD, batch)
+        assert part.count == objective.count(batch) == int((~before.special_T).sum())
+        return part.sum
+
+    def plain(states_TD: Tensor) -> Tensor:
+        return plain_loss(model, states_TD[batch.first_token_B], before, after, query)
+
+    gradients = gradients_of_both(model, hidden_TD, ours, plain, rtol=1e-3, atol=1e-4)
     is_first_T = torch.zeros(batch.num_tokens, dtype=torch.bool)
     is_first_T[objective.reads(model, batch)] = True
     assert gradients["states"][is_first_T].abs().sum(dim=1).min() > 0

@@ -45,6 +45,7 @@ def test_the_hidden_word_makes_the_sentence_whole_again(kind: str, tmp_path: Pat
     for each in found:
         assert each.text.count(mask) == 1
         assert each.word is not None
+        assert f" {mask} " in f" {each.text} " or each.text.endswith(f"{mask}."), "words stay apart"
         assert each.text.replace(mask, each.word).replace(" ", "").lower() in sentences
     assert found == masked_sentences(shards, held_out_N2, tokenizer, seed=3, max_tokens=64)
     assert masked_sentences(shards, held_out_N2, tokenizer, seed=3, max_tokens=8) == []

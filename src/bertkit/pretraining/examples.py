@@ -23,6 +23,8 @@ from bertkit.text.tokenizer import Tokenizer
 _EXAMPLES = 5
 _FEWEST_TOKENS, _MOST_TOKENS = 6, 24
 _FEWEST_LETTERS = 3
+_CLOSING = tuple(".,;:!?)]}%'\u2019\u201d")
+"""Characters that no space precedes."""
 
 
 @dataclass(frozen=True)
@@ -90,5 +92,5 @@ def _masked(
         return None
     place = list(words)[int(draw.integers("example", len(words), sample=segment))]
     before, after = (tokenizer.decode(part).strip() for part in (ids_T[:place], ids_T[place + 1 :]))
-    text = f"{before} {tokenizer.token(tokenizer.mask_id)}{' ' if after[:1].isalnum() else ''}{after}".strip()
+    text = f"{before} {tokenizer.token(tokenizer.mask_id)}{'' if after[:1] in _CLOSING else ' '}{after}".strip()
     return MaskedSentence(text, words[place])
