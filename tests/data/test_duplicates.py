@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bertkit.data import duplicates
 from bertkit.data.config import DataConfig
-from bertkit.data.duplicates import Repeats, document_hashes, first_occurrences, repeated_tokens
+from bertkit.data.deduplication import LeftOut
+from bertkit.data.duplicates import document_hashes, first_occurrences, repeated_tokens
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.languages import LANGUAGES
 from bertkit.data.layouts import FullSentences
@@ -23,8 +24,10 @@ Documents = list[list[list[int]]]
 """Documents of segments of tokens."""
 
 
-def written(directory: Path, documents: Documents, *, languages: list[list[object]] | None = None) -> TokenShards:
-    writer = ShardWriter(directory, "toy", VOCABULARY_SIZE, shard_tokens=50)
+def written(
+    directory: Path, documents: Documents, *, languages: list[list[object]] | None = None, shard_tokens: int = 50
+) -> TokenShards:
+    writer = ShardWriter(directory, "toy", VOCABULARY_SIZE, shard_tokens=shard_tokens)
     for number, segments in enumerate(documents):
         block = TokenBlock(
             ids_T=np.array([token for segment in segments for token in segment]).astype(writer.dtype),
@@ -77,10 +80,11 @@ def test_the_first_of_equal_documents_stays(tmp_path: Path) -> None:
     expected = [text not in texts[:number] for number, text in enumerate(texts)]
     assert first_occurrences(shards, None).tolist() == expected
     left_out = [text for text, kept in zip(texts, expected, strict=True) if not kept]
-    repeats = Repeats.of(shards, tmp_path / "cache")
-    assert (repeats.documents, repeats.tokens) == (len(left_out), sum(map(len, left_out)))
-    assert repeats.share == repeats.tokens / shards.tokens
-    assert Repeats.of(shards, tmp_path / "cache") == repeats, "from the kept hashes"
+    tokens = sum(map(len, left_out))
+    counted = LeftOut(len(left_out), tokens, tokens / shards.tokens, similarity=1)
+    assert LeftOut.of(shards, True, tmp_path / "cache") == counted
+    assert LeftOut.of(shards, True, tmp_path / "cache") == counted, "from the kept hashes"
+    assert LeftOut.of(shards, False, None) is None
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -110,3 +110,7 @@ def test_held_out_documents_that_are_also_trained_on_are_told_and_left_out_on_re
     assert results["duplicates"]["share"] >= 0.5
     assert f"data.deduplicate: {results['duplicates']['documents']:,} documents" in shown
     assert "occur in the training text" not in shown
+    nearly, shown = pretrained(bertkit, tmp_path / "nearly", novel, "--set", "data.deduplicate=0.5")
+    assert nearly["duplicates"]["documents"] >= results["duplicates"]["documents"]
+    assert (results["duplicates"]["similarity"], nearly["duplicates"]["similarity"]) == (1, 0.5)
+    assert "0.5 similar to an earlier one" in shown

@@ -45,9 +45,11 @@ class DataConfig(Settings):
         description="Number of fixed copies of the corpus, each with its own pairs and masks, used in rotation, one"
         " per epoch; null: new pairs and masks in every epoch (dynamic masking).",
     )
-    deduplicate: bool = Field(
+    deduplicate: bool | Annotated[float, Field(ge=0.5, lt=1)] = Field(
         False,
-        description="Leave out every document whose tokens are those of an earlier one, before text is held out.",
+        description="true: leave out every document whose tokens are those of an earlier one, before text is held out;"
+        " a similarity such as 0.8: also those that share so much of their 5-grams of tokens with an earlier one, by"
+        " an estimate of their Jaccard index.",
     )
     max_epochs: float | None = Field(
         None,

@@ -1,7 +1,7 @@
-"""Documents that occur more than once in a corpus: found by a hash of their tokens, to leave repeats out.
+"""Documents that occur more than once in a corpus, found by a hash of their tokens.
 
 Lee et al. 2022, "Deduplicating training data makes language models better", arXiv:2107.06499, of which this is the
-exact form for whole documents; near-duplicates are not found. Each token is mixed with its place in the document by
+exact form for whole documents. Each token is mixed with its place in the document by
 splitmix64's finaliser (Steele et al. 2014) and the results are summed, so a corpus is read once, a part at a time, in
 any number of parts. Among ten million different documents, two have the same 64 bits with a probability of 3e-6.
 
@@ -10,11 +10,12 @@ Shapes: D documents, T tokens of a part, N ranges of segments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertkit.arrays import BoolArray, Int64Array, Uint64Array, save_array
 from bertkit.cache import identity_hash
@@ -26,32 +27,6 @@ from bertkit.files import one_at_a_time, replacing
 _TOKENS_AT_ONCE = 1 << 18
 _PLACE, _TOKEN = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """How many documents of a corpus repeat an earlier one, their tokens, and these as a share of the corpus."""
-
-    documents: int
-    tokens: int
-    share: float
-
-    @property
-    def in_words(self) -> str:
-        return f"{self.documents:,} documents, {self.share:.1%} of the text, repeat an earlier one and are left out"
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """For results.json."""
-        return dict(vars(self))
-
-    @classmethod
-    def of(cls, shards: TokenShards, cache: Path | None) -> Repeats:
-        """Those of a corpus; `cache` as for `first_occurrences`."""
-        repeats_D = ~first_occurrences(shards, cache)
-        tokens_D = np.diff(shards.segment_start_S1[shards.document_start_D1])
-        tokens = int(tokens_D[repeats_D].sum())
-        return cls(int(repeats_D.sum()), tokens, tokens / shards.tokens)
 
 
 def first_occurrences(shards: TokenShards, cache: Path | None) -> BoolArray:
@@ -79,18 +54,33 @@ def repeated_tokens(shards: TokenShards, training_N2: Ranges, held_out_N2: Range
 
 def document_hashes(shards: TokenShards, cache: Path | None = None) -> Uint64Array:
     """64 bits of each document that depend on all of its tokens, (D,); see `first_occurrences`."""
+    return in_cache(shards, cache, "documents", lambda: _hashes(shards), "data/duplicates.py")
+
+
+def in_cache(
+    shards: TokenShards, cache: Path | None, name: str, compute: Callable[[], NDArray[Any]], *code: str
+) -> NDArray[Any]:
+    """An array about a corpus that this code computes, from a file in the cache or written to it.
+
+    Args:
+        shards: the corpus.
+        cache: a directory; None: the array is computed each time.
+        name: of the file.
+        compute: makes the array.
+        code: the modules that decide the result.
+    """
     if cache is None:
-        return _hashes(shards)
-    identity = {"documents": shards.fingerprint, "code": code_sha256("data/duplicates.py")}
-    path = cache / identity_hash(identity) / "documents.npy"
+        return compute()
+    identity = {"documents": shards.fingerprint, "code": code_sha256(*code)}
+    path = cache / identity_hash(identity) / f"{name}.npy"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(path.with_suffix(".lock"), path):
             if not path.exists():
-                hash_D = _hashes(shards)
+                array = compute()
                 with replacing(path) as file:
-                    save_array(file, hash_D)
-    stored: Uint64Array = np.load(path, mmap_mode="r")
+                    save_array(file, array)
+    stored: NDArray[Any] = np.load(path, mmap_mode="r")
     return stored
 
 
@@ -104,12 +94,12 @@ def _hashes(shards: TokenShards) -> Uint64Array:
         begin_D = np.maximum(start_D1[own], first) - first
         tokens_D = np.diff(begin_D, append=end - first)
         place_T = np.arange(first, end) - np.repeat(start_D1[own], tokens_D)
-        hash_D[own] += np.add.reduceat(_mixed(shards.tokens_between(first, end), place_T), begin_D)
+        hash_D[own] += np.add.reduceat(mixed(shards.tokens_between(first, end), place_T), begin_D)
     return hash_D
 
 
-def _mixed(ids_T: Int64Array, place_T: Int64Array) -> Uint64Array:
-    """A random-looking number for each token at its place."""
+def mixed(ids_T: NDArray[Any], place_T: NDArray[Any]) -> Uint64Array:
+    """A random-looking number for each token, or other integer, at its place; both broadcast."""
     bits_T = place_T.astype(np.uint64) * _PLACE + ids_T.astype(np.uint64) * _TOKEN
     for shift, factor in _MIX:
         bits_T = (bits_T ^ (bits_T >> np.uint64(shift))) * factor

@@ -20,7 +20,7 @@ import numpy as np
 
 from bertkit.arrays import BoolArray, Float64Array, Int64Array
 from bertkit.data.config import DataConfig
-from bertkit.data.duplicates import first_occurrences
+from bertkit.data.deduplication import kept_documents
 from bertkit.data.lanes import LaneStream
 from bertkit.data.languages import LANGUAGES, smoothed
 from bertkit.data.layouts import Address, LaneLayout
@@ -65,7 +65,7 @@ def training_and_held_out(
     training = SampleSpec(seed, f"train/{stage}", data.layout, data.sequence_length, data.static_copies)
     held_out = SampleSpec(seed, f"held-out/{stage}", data.layout, data.sequence_length, 1)
     languages = shards.manifest.get(LANGUAGES)
-    kept_D = first_occurrences(shards, plans) if data.deduplicate else None
+    kept_D = kept_documents(shards, data.deduplicate, plans)
     if languages is None:
         training_N2, held_out_N2 = split_documents(
             shards,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from bertkit.data.duplicates import Repeats
+from bertkit.data.deduplication import LeftOut
 from bertkit.data.language_stream import training_and_held_out
 from bertkit.data.layouts.base import Ranges
 from bertkit.data.samples import Vocabulary
@@ -91,10 +91,9 @@ class StageRun:
         return self._held_out_stream.documents_N2
 
     @property
-    def repeats(self) -> Repeats | None:
+    def left_out(self) -> LeftOut | None:
         """The documents that `data.deduplicate` leaves out; None without it."""
-        data, shards = self.stage.recipe.data, self.batches.stream.shards
-        return Repeats.of(shards, self._plans) if data.deduplicate else None
+        return LeftOut.of(self.batches.stream.shards, self.stage.recipe.data.deduplicate, self._plans)
 
     @property
     def held_out_size(self) -> HeldOutSize:

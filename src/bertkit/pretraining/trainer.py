@@ -125,8 +125,8 @@ class Pretrainer(Trainer[PackedBatch]):
             stage_run.batches.check_enough()
         check_epochs(self.recipe.data.max_epochs, self.recipe.optimisation, self.stages)
         self._check_examples()
-        if (repeats := self.stages[0].repeats) is not None:
-            log.info("data.deduplicate: %s", repeats.in_words)
+        if (left_out := self.stages[0].left_out) is not None:
+            log.info("data.deduplicate: %s", left_out.in_words)
         self.stages[-1].held_out_size.report()
         self.run.update(held_out={"least_tokens": self.recipe.data.held_out_tokens})
 
@@ -389,8 +389,8 @@ class Pretrainer(Trainer[PackedBatch]):
                 progress=self.closing_progress,
             )
             held_out.update(scores)
-        if (repeats := self.stages[0].repeats) is not None:
-            results["duplicates"] = repeats.document
+        if (left_out := self.stages[0].left_out) is not None:
+            results["duplicates"] = left_out.document
         if self.words_read is not None:
             results[WORDS] = kept_document(self.words_read, self.recipe.engine.models_at_words)
         filling = next((objective for objective in last.objectives if objective.fills_masks), None)
