@@ -12,9 +12,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 LARGEST_WHOLE = 2**53
+EVERY_FIELD = "every field"
+"""The context of a dump for people: `later_fields` are included, too."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +66,20 @@ class Settings(BaseModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return self.dumped(handler(self))
+    def _without_later_defaults(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        return self.dumped(handler(self), every_field=info.context == EVERY_FIELD)
 
-    def dumped(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def dumped(self, fields: dict[str, Any], *, every_field: bool) -> dict[str, Any]:
         """The fields to include in a dump.
 
         Args:
             fields: all fields, as JSON or Python data.
+            every_field: whether `later_fields` with their defaults are included.
         """
+        if every_field:
+            return fields
         later = _later_defaults(type(self))
         return {key: value for key, value in fields.items() if key not in later or getattr(self, key) != later[key]}
 

@@ -54,6 +54,23 @@ def test_each_setting_stands_below_what_it_means() -> None:
     assert max(map(len, lines)) <= 140
 
 
+@pytest.mark.parametrize("command", [("init", "mine.yaml", "--from"), ("recipes", "show")])
+def test_settings_that_earlier_versions_did_not_have_are_written_too(
+    command: tuple[str, ...], bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dump that decides the hash leaves them out if they have their defaults; what a person reads has them all."""
+    monkeypatch.chdir(tmp_path)
+    done = bertkit(*command, "bert-tiny")
+    text = done.stdout if command[0] == "recipes" else (tmp_path / "mine.yaml").read_text()
+    recipe = load_any("bert-tiny", [])
+    for part in (recipe, recipe.data, recipe.tokenizer, recipe.optimisation.optimizer, recipe.engine):
+        names = set(type(part).model_fields) - ({"paper", "arxiv", "table"} if command[0] == "init" else set())
+        written = {line.strip().partition(":")[0] for line in text.splitlines()}
+        assert names <= written | {"name"}
+    for key in ("  deduplicate: false", "  ema: null", "  compile: false", "    z_loss: 0.0"):
+        assert key in text.splitlines() or f"{key}," in text
+
+
 def test_it_overwrites_nothing_and_tells_where_it_wrote(
     bertkit: Bertkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

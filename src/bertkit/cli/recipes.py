@@ -43,10 +43,11 @@ def show_recipe(
     from bertkit.recipe.dump import dump_recipe
     from bertkit.recipe.hashing import what_hash
     from bertkit.recipe.resolve import load_any
+    from bertkit.settings import EVERY_FIELD
 
     resolved = load_any(recipe, set_overrides(settings))
     if common.as_json:
-        result(resolved.model_dump(mode="json"), as_json=True)
+        result(resolved.model_dump(mode="json", context=EVERY_FIELD), as_json=True)
     else:
-        result(dump_recipe(resolved), as_document=True)
+        result(dump_recipe(resolved, every_field=True), as_document=True)
     console.info(f"what-hash {what_hash(resolved)}")

@@ -103,8 +103,9 @@ class PretrainingOptimisation(OptimisationConfig):
         given = schedule.warmup_steps is not None or schedule.warmup_share is not None
         return schedule if given else schedule.model_copy(update={"warmup_steps": 0})
 
-    def dumped(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in super().dumped(fields).items() if key not in _OF_TASKS}
+    def dumped(self, fields: dict[str, Any], *, every_field: bool) -> dict[str, Any]:
+        shown = super().dumped(fields, every_field=every_field)
+        return {key: value for key, value in shown.items() if key not in _OF_TASKS}
 
     @model_validator(mode="after")
     def _one_stage_by_time(self) -> Self:

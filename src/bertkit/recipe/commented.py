@@ -34,7 +34,7 @@ def commented_recipe(recipe: RecipeHeader) -> str:
 def _lines(recipe: RecipeHeader) -> Iterator[str]:
     above: list[tuple[int, Any]] = [(-1, recipe)]
     items = 0
-    for line in dump_recipe(recipe, without=_OF_THE_PAPER).splitlines():
+    for line in dump_recipe(recipe, without=_OF_THE_PAPER, every_field=True).splitlines():
         found = _LINE.fullmatch(line)
         if found is None:
             yield line

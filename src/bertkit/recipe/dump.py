@@ -12,15 +12,22 @@ import yaml
 from pydantic import BaseModel
 
 from bertkit.recipe.tree import plain_scalar
+from bertkit.settings import EVERY_FIELD
 
 _ONE_LINE = 100
 """Maximum length of a mapping that is written on one line."""
 
 
-def dump_recipe(recipe: BaseModel, *, without: Collection[str] = ()) -> str:
+def dump_recipe(recipe: BaseModel, *, without: Collection[str] = (), every_field: bool = False) -> str:
     """The recipe as YAML: resolved, with keys in schema order; loading it gives an equal recipe, unless it is written
-    without some of its keys."""
-    data = recipe.model_dump(mode="json", exclude=set(without))
+    without some of its keys.
+
+    Args:
+        recipe: what is written.
+        without: keys that are left out.
+        every_field: whether fields that runs of earlier versions do not have are written if they have their defaults.
+    """
+    data = recipe.model_dump(mode="json", exclude=set(without), context=EVERY_FIELD if every_field else None)
     return yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=120, indent=2
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from pydantic import model_serializer, model_validator
+from pydantic import SerializationInfo, model_serializer, model_validator
 
 from bertkit.settings import Settings
 
@@ -50,8 +50,8 @@ class NamedItem(Settings):
         return getattr(self, self.name)
 
     @model_serializer(mode="plain")
-    def _as_written(self) -> dict[str, Any]:
-        return {self.name: self.chosen.model_dump(mode="json")}
+    def _as_written(self, info: SerializationInfo) -> dict[str, Any]:
+        return {self.name: self.chosen.model_dump(mode="json", context=info.context)}
 
 
 def _with_tuples(data: Any) -> Any:

@@ -55,8 +55,8 @@ class Schedule(Settings):
     ends: ClassVar[bool] = True
     """Whether the learning rate depends on how many updates there are."""
 
-    def dumped(self, fields: dict[str, Any]) -> dict[str, Any]:
-        shown = super().dumped(fields)
+    def dumped(self, fields: dict[str, Any], *, every_field: bool) -> dict[str, Any]:
+        shown = super().dumped(fields, every_field=every_field)
         return {key: value for key, value in shown.items() if value is not None or not key.startswith("warmup_")}
 
     @model_validator(mode="after")
