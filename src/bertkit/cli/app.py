@@ -28,6 +28,7 @@ from typer.exceptions import TyperException
 from bertkit import __version__
 from bertkit.cli.commands import CommandGroup
 from bertkit.cli.console import ClosedOutputError, console, result
+from bertkit.cli.other_options import written_as
 from bertkit.errors import (
     REINSTALL,
     BertkitError,
@@ -342,6 +343,10 @@ def _report(error: BertkitError) -> tuple[int, str]:
 def _report_usage(error: TyperException) -> tuple[int, str]:
     context = getattr(error, "ctx", None)
     text = _with_value(error.format_message().strip(), error.__cause__ or error.__context__)
+    if (option := getattr(error, "option_name", None)) is not None and context is not None:
+        options = [name for each in context.command.params for name in each.opts]
+        if instead := written_as(option, options, context.info_name):
+            text = f"{error.message}; {instead}"
     see = f"; see `{context.command_path} --help`" if context is not None else ""
     misplaced = ("Missing argument", "Got unexpected extra argument", "No such option: --model")
     if text.startswith(misplaced) and context is not None:

@@ -124,7 +124,9 @@ class PretrainingOptimisation(OptimisationConfig):
         fields = type(self).model_fields
         stray = [key for key in _OF_TASKS if getattr(self, key) != fields[key].default]
         if stray:
-            raise ValueError(f"{', '.join(stray)}: only for training on a task; for text, write steps instead")
+            raise ValueError(
+                f"{', '.join(stray)}: only for training on a task; for text, write steps or passes instead"
+            )
         if self.passes is not None and self.stages:
             raise ValueError("passes: a run in stages needs a number of steps; write steps, and leave passes out")
         return self

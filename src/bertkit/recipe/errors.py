@@ -16,6 +16,7 @@ from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from bertkit.errors import UsageError
+from bertkit.recipe.other_names import keys_named
 from bertkit.recipe.tree import VARIANT_KEY, Located, plain_scalar
 from bertkit.visible import shell_word
 
@@ -119,7 +120,9 @@ def _message(detail: ErrorDetails, path: Path, data: Any, schema: type[BaseModel
     value = _value_at(data, path)
     if kind == "extra_forbidden":
         *inside, name = detail["loc"]
-        return f"unknown key{_nearest(str(name), _field_names(schema, inside))}"
+        own = ".".join(map(str, _dotted(path, data)))  # which another variant of the same settings may have
+        elsewhere = [key for key in keys_named(schema, str(name)) if key != own]
+        return f"unknown key{_nearest(str(name), _field_names(schema, inside), elsewhere)}"
     if kind == "missing":
         return "is required"
     if kind == "union_tag_invalid":
@@ -179,7 +182,10 @@ def shown_value(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
+def _nearest(name: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
+    """What to write in place of a name: one elsewhere that is exactly this, or the nearest of those known here."""
+    if elsewhere:
+        return f"; did you mean {' or '.join(elsewhere)}?"
     near = get_close_matches(name, known, n=1) or [each for each in known if each.endswith(f"_{name}")][:1]
     if near:
         return f"; did you mean {near[0]}?"
