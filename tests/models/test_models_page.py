@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+from tests.models.oracle import all_cases
 from tests.models.test_parameter_counts import SIZES, count
 
 from bertkit.inference.export import onnx_graph
@@ -20,9 +22,21 @@ def test_every_family_stands_there_with_its_heads() -> None:
     assert rows == heads, "docs/models.md: one row for each family, with its heads in order"
 
 
+def test_every_family_has_an_oracle() -> None:
+    transformers = pytest.importorskip("transformers")
+    (others,) = re.findall(r"except for the rows (.*?)\. The tests", PAGE, re.DOTALL)
+    compared = {getattr(transformers, case.config_class).model_type for case in all_cases()}
+    assert FAMILIES.keys() - compared == set(re.findall(r"`([\w-]+)`", others)), (
+        "write tests/models/cases/FAMILY.py, which names its classes of transformers; if there are none, compare it"
+        " with another original in tests/models/families, and name it among the exceptions in docs/models.md"
+    )
+
+
 def test_no_difference_is_larger_than_what_the_tests_hold() -> None:
     differences = re.findall(r"\| (\d\.\de-\d\d)", PAGE)
-    assert len(differences) == 3 * len(FAMILIES), "docs/models.md: three differences for each family"
+    assert len(differences) == 3 * len(FAMILIES), (
+        "docs/models.md: three differences for each family, printed by `python -m benchmarks.agreement`"
+    )
     assert max(map(float, differences)) < 1e-5
 
 
