@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from bertkit.data.batch import PackedBatch
 from bertkit.data.config import DataConfig
@@ -13,19 +14,26 @@ from bertkit.data.random import Draw
 from bertkit.data.samples import Lanes, Samples
 from bertkit.data.stream import corrupted
 from bertkit.models.families.bert import BertConfig
+from bertkit.models.families.elmo import Elmo
 from bertkit.models.families.transformer_xl import TransformerXlConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.objectives.directional_lm import BackwardLM, ForwardLM
-from bertkit.objectives.forward import encode
+from bertkit.objectives.forward import encode, pretraining_model
+from bertkit.pretraining.loss_terms import ObjectiveTerms
+from bertkit.pretraining.plan import pretraining_plan
+from bertkit.pretraining.recipe import Recipe
+from bertkit.recipe.errors import validate
+from bertkit.recipe.tree import Located
+from bertkit.training.cost import training_flops
 from tests.objectives.worded import VOCABULARY, worded_samples
 
 OBJECTIVES = (ForwardLM(), BackwardLM())
 
 
-def samples_of(backwards: list[bool]) -> Samples:
+def samples_of(backwards: list[bool], length: int = 7) -> Samples:
     count = len(backwards)
-    lanes = Lanes(np.arange(count), np.array(backwards), np.arange(count) + 90, 7)
-    return worded_samples([7] * count).with_changes(lanes=lanes)
+    lanes = Lanes(np.arange(count), np.array(backwards), np.arange(count) + 90, length)
+    return worded_samples([length] * count).with_changes(lanes=lanes)
 
 
 def test_every_token_of_a_direction_predicts_the_next_one_of_its_lane() -> None:
@@ -94,3 +102,29 @@ def test_errors_name_the_remedy(data: DataConfig, model: TransformerXlConfig | B
 def test_a_text_of_one_direction_has_nothing_to_read_backwards() -> None:
     (error,) = BackwardLM().errors(DataConfig(layout=ContinuousText()), TransformerXlConfig())
     assert "bidirectional: true" in error
+
+
+@pytest.mark.parametrize("negatives", [None, 12])
+def test_flops_and_plan_of_two_directions_are_what_torch_counts(negatives: int | None) -> None:
+    """A token passes the layers of one direction, and against sampled words only their logits. Not counted are the
+    words' own vectors, computed once for each word."""
+    settings = {
+        "name": "lanes",
+        "data": {"layout": {"name": "continuous", "bidirectional": True}, "sequence_length": 8},
+        "model": {"family": "elmo", "filters": [[1, 3], [2, 5]], "projection_size": 6, "lstm_width": 7},
+        "objective": [{term: {"negatives": negatives}} for term in ("forward_lm", "backward_lm")],
+        "optimisation": {"schedule": {"name": "constant", "peak": 0.1}, "batch_sequences": 4, "steps": 9},
+        "engine": {"device": "cpu", "precision": "fp32"},
+    }
+    recipe = validate(Located.of(settings, "lanes"), Recipe)
+    model = pretraining_model(recipe.model, recipe.objectives, VOCABULARY.size)
+    model.initialise(0)
+    assert isinstance(model.encoder, Elmo)
+    samples = corrupted(samples_of([False, True] * 2, 8), recipe.objectives, VOCABULARY, Draw(0))
+    batch, counter = PackedBatch.from_samples(samples), FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        ObjectiveTerms(recipe.objectives).losses(model, batch)
+    of_words = sum(counter.get_flop_counts()["CharacterCnn"].values())
+    expected = 3 * (counter.get_total_flops() - of_words)
+    assert training_flops(model, [batch], recipe.objectives) == pytest.approx(expected, rel=1e-12)
+    assert pretraining_plan(recipe, vocab_size=VOCABULARY.size)["flops"] == pytest.approx(9 * expected, rel=1e-12)

@@ -71,7 +71,7 @@ class BagOfWords(UnmaskedText):
     def expected_count(self, length: int) -> float:
         return 1.0
 
-    def head_states(self, predictions: float, tokens: float, sequences: float) -> float:
+    def head_states(self, predictions: float, tokens: float, sequences: float, vocab_size: int) -> float:
         return tokens - sequences
 
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:

@@ -68,7 +68,7 @@ class Objective(Settings, ABC):
     """Whether a target is the text's token at the position of the state, not at another position."""
 
     change: ClassVar[str] = "replaced"
-    """The word that `show-batch` displays for a token that this objective changed, unless it became [MASK]."""
+    """The word that `show-batch` displays at its targets that are `in_place`; other changed tokens are `replaced`."""
 
     is_shown: ClassVar[bool] = True
     """Whether `show-batch` can show its targets; false if they belong to a text of other tokens."""
@@ -170,8 +170,13 @@ class Objective(Settings, ABC):
             return batch.targets[self.term].count
         return batch.num_tokens if self.states == "tokens" else batch.num_sequences
 
-    def head_states(self, predictions: float, tokens: float, sequences: float) -> float:
-        """The number of states that its token and vocabulary heads read, given these numbers, for FLOPs."""
+    def share_of_sequences(self, data: DataConfig) -> float:
+        """The share of the sequences in which it predicts, for estimates; `expected_count` is that of one of these."""
+        return 1.0
+
+    def head_states(self, predictions: float, tokens: float, sequences: float, vocab_size: int) -> float:
+        """The number of states that its token and vocabulary heads read, given these numbers, for FLOPs; where a step
+        computes the logits of some words only, the share of the states for which all would cost as much."""
         return predictions
 
     def reads(self, model: HeadedModel, batch: PackedBatch) -> Tensor | None:

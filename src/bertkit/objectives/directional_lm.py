@@ -94,6 +94,12 @@ class DirectionalLM(TokenPrediction):
     def expected_count(self, length: int) -> float:
         return float(length)
 
+    def share_of_sequences(self, data: DataConfig) -> float:
+        return 0.5 if isinstance(data.layout, ContinuousText) and data.layout.bidirectional else 1.0
+
+    def head_states(self, predictions: float, tokens: float, sequences: float, vocab_size: int) -> float:
+        return predictions if self.negatives is None else predictions * min(self.negatives / vocab_size, 1.0)
+
 
 class ForwardLM(DirectionalLM):
     """Predict the next token, from left to right."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from bertkit.data.layouts import LaneLayout
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shards import TokenShards
 from bertkit.data.stored_shards import shards_directory
@@ -38,7 +39,14 @@ from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.training.batch_ramp import updates_for
 from bertkit.training.compiled_kernels import uses_attention_kernel
-from bertkit.training.cost import CHECKPOINT_BYTES, count_parameters, expected_unread_flops, head_rows, step_flops
+from bertkit.training.cost import (
+    CHECKPOINT_BYTES,
+    count_parameters,
+    expected_unread_flops,
+    head_rows,
+    other_direction_flops,
+    step_flops,
+)
 from bertkit.training.engine import Engine, resolve_engine
 from bertkit.training.memory import MemoryTerms, training_memory
 from bertkit.training.placement import multi_rank_error
@@ -136,7 +144,7 @@ def _stretches_of(
     length = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
     for first, end, sequences in stage.batch_sizes.ranges(stage.first_step, stage.end_step):
         mean_count = partial(_mean_count, stage=stage, first=first, end=end)
-        predictions = head_rows(stage.recipe.objectives, mean_count, length)
+        predictions = head_rows(stage.recipe.objectives, mean_count, length, vocab_size=model.encoder.vocab_size)
         in_all = sum(count for head, count in predictions.items() if HEAD_KINDS[head] == "vocabulary")
         step = step_flops(
             model,
@@ -146,6 +154,8 @@ def _stretches_of(
             sequences=sequences,
         )
         step -= sequences * expected_unread_flops(model, stage.recipe.objectives, length, mean_count)
+        if isinstance(stage.recipe.data.layout, LaneLayout):
+            step -= other_direction_flops(model, sequences * length)
         micro_batch = min(engine.micro_batch_tokens, sequences * length)
         terms = training_memory(
             model,
@@ -308,6 +318,6 @@ def _within(stretches: Sequence[_Stretch], flops: float, optimizer_flops: float)
 
 def _mean_count(objective: Objective, stage: Stage, first: int, end: int) -> float:
     """An objective's predictions per sequence, averaged over some updates of the stage."""
-    return objective.mean_expected_count(
-        stage.recipe.data.sequence_length, first / stage.run_steps, end / stage.run_steps
-    )
+    data, steps = stage.recipe.data, stage.run_steps
+    count = objective.mean_expected_count(data.sequence_length, first / steps, end / steps)
+    return count * objective.share_of_sequences(data)

@@ -26,6 +26,7 @@ from bertkit.models.encoder import Encoder
 from bertkit.models.encoder_decoder import EncoderDecoder
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
+from bertkit.models.operators.vocabulary import VocabularyHead
 from bertkit.models.quantisation.int8 import QuantisedModule
 from bertkit.objectives.base import Objective
 from bertkit.objectives.forward import read_rows, readers
@@ -81,9 +82,17 @@ def training_flops(model: HeadedModel, batches: Sequence[PackedBatch], objective
         flops += step_flops(
             model,
             **sizes_of(batch.sequences.cu_seqlens_B1.diff()),
-            predictions=head_rows(objectives, methodcaller("count", batch), batch.num_tokens, batch.num_sequences),
+            predictions=head_rows(
+                objectives,
+                methodcaller("count", batch),
+                batch.num_tokens,
+                batch.num_sequences,
+                vocab_size=model.encoder.vocab_size,
+            ),
             source_share=1.0 if batch.pairs is None else batch.pairs.source_tokens / batch.num_tokens,
         )
+        if batch.lanes is not None:
+            flops -= other_direction_flops(model, batch.num_tokens)
         for owner, own in readers(model, objectives):
             index_M = read_rows(owner, own, batch)
             if index_M is not None:
@@ -117,8 +126,21 @@ def unread_flops(owner: HeadedModel, tokens: float) -> float:
     return 2.0 * _BACKWARD_AND_FORWARD * tokens * weights
 
 
+def other_direction_flops(model: HeadedModel, tokens: float) -> float:
+    """Operations of `step_flops` that are saved in lanes, where a model that reads both ways reads each token in one
+    direction."""
+    if not model.encoder.config.reads_backward:
+        return 0.0
+    return _BACKWARD_AND_FORWARD * tokens * sum(_map_weights(part) for part in model.encoder.executed_modules())
+
+
 def head_rows(
-    objectives: Sequence[Objective], count: Callable[[Objective], float], tokens: float, sequences: float = 1.0
+    objectives: Sequence[Objective],
+    count: Callable[[Objective], float],
+    tokens: float,
+    sequences: float = 1.0,
+    *,
+    vocab_size: int,
 ) -> dict[str, float]:
     """The number of states that each vocabulary or token head reads, by the head's name.
 
@@ -127,12 +149,13 @@ def head_rows(
         count: an objective's number of predictions.
         tokens: T.
         sequences: B.
+        vocab_size: V.
     """
     rows: dict[str, float] = defaultdict(float)
     for objective in objectives:
         for head in objective.heads:
             if HEAD_KINDS[head] != "sequences":
-                rows[head] += objective.head_states(count(objective), tokens, sequences)
+                rows[head] += objective.head_states(count(objective), tokens, sequences, vocab_size)
     return rows
 
 
@@ -268,9 +291,11 @@ def spared_flops(encoder: Encoder, *, tokens: float, squared_lengths: float, seq
     return 2.0 * _BACKWARD_AND_FORWARD * (linear * (tokens - sequences) + pairs)
 
 
-def _vocabulary_weights(model: HeadedModel, head: str) -> int:
-    """Weights of a vocabulary head, including the tied projection."""
-    return _map_weights(model.get_submodule(head)) + model.encoder.embedding_width * model.encoder.vocab_size
+def _vocabulary_weights(model: HeadedModel, head: str) -> float:
+    """Weights of a vocabulary head, including the output embeddings."""
+    module = model.get_submodule(head)
+    assert isinstance(module, VocabularyHead)
+    return _map_weights(module) + model.encoder.embedding_width * module.output_rows(model.encoder.vocab_size)
 
 
 def attentions_of(model: HeadedModel) -> list[SelfAttention | DistanceAttention]:

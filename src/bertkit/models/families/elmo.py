@@ -115,6 +115,9 @@ class ElmoSoftmax(VocabularyHead):
         super().__init__()
         self.output = Linear(projection, vocab_size)
 
+    def output_rows(self, vocab_size: int) -> float:
+        return 0
+
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         return VocabularyProjection(hidden_MD[:, : self.output.in_features], self.output.weight, self.output.bias)
 

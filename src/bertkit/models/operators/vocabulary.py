@@ -164,6 +164,11 @@ class VocabularyHead(nn.Module, ABC):
         """The weights of the norm whose output is multiplied by the output embeddings; None if there are none."""
         return None
 
+    def output_rows(self, vocab_size: int) -> float:
+        """The number of output embeddings that a training step multiplies a state with, on average, for FLOPs; 0 if
+        they are a linear map of the head, which is counted as such."""
+        return vocab_size
+
     @abstractmethod
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         """The logits of these states, not yet computed."""
