@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,3 +36,18 @@ def test_a_killed_rank_is_reported_once(
     else:
         assert launch.start_ranks(2) == 75
         assert what in caplog.text
+
+
+@pytest.mark.parametrize(("program", "started"), [("mine.py", ["mine.py"]), ("bertkit", ["-m", "bertkit"])])
+def test_ranks_run_the_script_that_started_them(
+    program: str, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script of the user's, which may have registered an objective, or bertkit."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr("torch.distributed.launcher.api.launch_agent", lambda *given: calls.append(given[2]))
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    monkeypatch.setattr(sys, "argv", [program, "pretrain", "--nproc", "2"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(launch._EXIT_FILE, "restored by monkeypatch")
+    assert launch.start_ranks(2) == 0
+    assert calls == [[*started, "pretrain", "--nproc", "2"]]

@@ -121,7 +121,7 @@ def start_ranks(count: int) -> int:
         os.environ[_EXIT_FILE] = str(exit_file)
         killed = None
         try:
-            launch_agent(config, sys.executable, ["-m", "bertkit", *sys.argv[1:]])
+            launch_agent(config, sys.executable, [*_program(), *sys.argv[1:]])
         except ChildFailedError as failed:
             code, killed = _end_of(failed)
         except SignalException as stopped:
@@ -137,6 +137,12 @@ def start_ranks(count: int) -> int:
             raise StoppedError(killed, "continue with --resume")
         console.error(f"{killed}; continue with --resume")
         return reported
+
+
+def _program() -> list[str]:
+    """Python's arguments for this program: bertkit, or a user's script that adds to it (docs/add-an-objective.md)."""
+    is_script = sys.modules["__main__"].__spec__ is None and sys.argv[0].endswith(".py")
+    return [sys.argv[0]] if is_script else ["-m", "bertkit"]
 
 
 def _end_of(failed: Any) -> tuple[int, str | None]:
