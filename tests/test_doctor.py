@@ -74,12 +74,18 @@ def test_a_missing_package_is_a_fault(bertkit: Bertkit, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("no_training")
-def test_no_compiler_is_a_warning(bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bf16", "verdict"), [(True, "warning"), (False, "ok")])
+def test_no_compiler_is_a_warning_where_it_costs_speed(
+    bertkit: Bertkit, monkeypatch: pytest.MonkeyPatch, bf16: bool, verdict: str
+) -> None:
     def build() -> Path:
         raise CompilerError("no C++ compiler was found")
 
     monkeypatch.setattr("bertkit.kernels.loading.build", build)
-    assert found(bertkit, "compiled kernels", code=0)["verdict"] == "warning"
+    monkeypatch.setattr("bertkit.training.engine.multiplies_bf16", lambda device: bf16)
+    check = found(bertkit, "compiled kernels", code=0)
+    assert check["verdict"] == verdict
+    assert "no C++ compiler was found" in check["found"]
 
 
 def test_the_memory_of_a_container_is_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,12 +201,17 @@ def _triton_fault() -> str | None:
 
 
 def _kernels() -> Diagnosis:
+    import torch
+
     from bertkit.kernels.loading import build
     from bertkit.native import CompilerError
+    from bertkit.training.engine import multiplies_bf16
 
     try:
         path = build()
     except CompilerError as error:
+        if not multiplies_bf16(torch.device("cpu")):
+            return Diagnosis("compiled kernels", "ok", f"none ({error}); training in fp32 does without them")
         remedy = "install g++ or clang++ with OpenMP: training in bf16 on a processor is a quarter faster with kernels"
         remedy = _WRITABLE if _is_of_disk(error) else remedy
         return Diagnosis("compiled kernels", "warning", str(error), remedy)

@@ -46,6 +46,11 @@ def bytes_in(path: Path) -> int:
     return total
 
 
+def names_in(directory: Path) -> set[str]:
+    """The names in a directory, without the file that macOS adds to each folder whose window was open."""
+    return set(os.listdir(directory)) - {".DS_Store"}
+
+
 def file_within(directory: Path, name: Any, source: str | Path) -> Path:
     """A file or directory that is named in one of the files of a model, run or data set; it need not exist.
 

@@ -73,7 +73,11 @@ def test_shards_hold_every_sentence_of_every_document(source: Path, straight: Pa
 
 
 def test_two_workers_write_the_bytes_of_one(source: Path, straight: Path, tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    seen = tmp_path / "shards" / ".DS_Store"  # macOS
+    seen.touch()
     run(source, tmp_path / "shards", tmp_path / "cache", 2, SHARD_TOKENS)
+    seen.unlink()
     assert same_files(straight, tmp_path / "shards")
 
 

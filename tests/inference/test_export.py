@@ -181,6 +181,7 @@ def test_an_earlier_export_is_replaced_whole_and_an_empty_directory_filled(tmp_p
     source = small_model(tmp_path / "model")
     (tmp_path / "out").mkdir()
     export_model(str(source), tmp_path / "out")
+    (tmp_path / "out" / ".DS_Store").write_bytes(b"Bud1")  # macOS
     small_model(source, heads=("sequence_classification",))
     record = export_model(str(source), tmp_path / "out")
     assert record["heads"] == ["sequence_classification"]

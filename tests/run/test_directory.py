@@ -46,7 +46,9 @@ def test_the_record_holds_what_the_contract_lists(tmp_path: Path) -> None:
 
 def test_a_named_directory_is_used_when_new_or_empty_and_refused_otherwise(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name in ("new/deep", "empty"):
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "seen" / ".DS_Store").write_bytes(b"Bud1")  # macOS
+    for name in ("new/deep", "empty", "seen"):
         assert RunDirectory.create(tmp_path, identity(), tmp_path / name).path == tmp_path / name
     with pytest.raises(UsageError, match=r"already contains a run.*--resume"):
         RunDirectory.create(tmp_path, identity(), tmp_path / "empty")

@@ -354,6 +354,7 @@ def test_endings_in_capitals_are_the_same_and_files_that_are_not_read_are_told(
     (tmp_path / "in" / "A.TXT").write_text("one two\n")
     (tmp_path / "in" / "b.txt.GZ").write_bytes(gzip.compress(b"three four\n"))
     (tmp_path / "in" / "notes.doc").write_text("five")
+    (tmp_path / "in" / "._A.TXT").write_bytes(b"\0\5\26\7")  # attributes that macOS keeps beside a file
     with caplog.at_level("INFO"):
         documents = list(open_corpus([str(tmp_path / "in")], cache=cache).documents())
     assert documents == [["one two"], ["three four"]]

@@ -19,7 +19,7 @@ from bertkit.data.shard_writer import SHARD_TOKENS, ShardWriter
 from bertkit.data.shards import COUNTS, MANIFEST, PROGRESS, SPANS, VERSION, TokenShards, is_shards
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
-from bertkit.files import json_sha256, noting, one_at_a_time, read_json, write_json
+from bertkit.files import json_sha256, names_in, noting, one_at_a_time, read_json, write_json
 from bertkit.jobs.settings import ExecutorSettings
 from bertkit.openmp import usable_cores
 from bertkit.progress import Progress, silent_progress
@@ -189,7 +189,7 @@ def _claim(directory: Path, identity: str) -> None:
         raise UsageError(f"{directory} is a file; expected a directory")
     for path in directory.glob(f".{PROGRESS}.*.tmp"):
         path.unlink(missing_ok=True)  # left by a run that was killed at its start
-    if directory.is_dir() and any(directory.iterdir()) and not is_shards(directory):
+    if directory.is_dir() and names_in(directory) and not is_shards(directory):
         raise UsageError(f"{directory} is not empty and contains no token shards; choose another directory")
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob(".*.tmp"):

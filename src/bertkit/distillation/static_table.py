@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from bertkit.arrays import BoolArray, Float32Array
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
-from bertkit.files import atomic_directory, read_json, write_json, write_text
+from bertkit.files import atomic_directory, names_in, read_json, write_json, write_text
 from bertkit.models.families.static import TABLE
 from bertkit.models.files.hub import CONFIG_FILE, check_vocabulary, load_model
 from bertkit.models.files.model_files import SAFETENSORS, encoder_directory, find_model, write_safetensors
@@ -104,7 +104,7 @@ def write_static(
         DataError: the model or the text cannot be read, or the text has too few words.
     """
     chosen = settings or StaticTable()
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    if to.exists() and (not to.is_dir() or names_in(to)):
         raise UsageError(f"--to {to}: already exists and is not an empty directory; name another one")
     files = encoder_directory(find_model(name, offline=offline))
     model, _ = load_model(files, heads=())

@@ -19,7 +19,16 @@ from typing import Any
 
 from bertkit.code_hash import code_sha256
 from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
-from bertkit.files import json_sha256, private_opener, read_json, sha256_of, without_credentials, write_json, write_text
+from bertkit.files import (
+    json_sha256,
+    names_in,
+    private_opener,
+    read_json,
+    sha256_of,
+    without_credentials,
+    write_json,
+    write_text,
+)
 from bertkit.run import UPLOADED
 from bertkit.run.checkpoint_removal import drop_checkpoints
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
@@ -412,7 +421,7 @@ def _claim(path: Path) -> frozenset[str] | None:
         unfinished.unlink(missing_ok=True)  # left by a process that was killed at its start
     # A killed start leaves a lock, and then a recipe; a recipe alone is the user's own.
     leftover = (LOCK_FILE, RECIPE) if (path / LOCK_FILE).exists() else ()
-    others = sorted(item.name for item in path.iterdir() if item.name not in leftover)
+    others = sorted(names_in(path).difference(leftover))
     if others:
         raise UsageError(f"{path}: contains other files ({', '.join(others[:3])}); --run-dir expects a new directory")
     return None if is_new else frozenset(each.name for each in path.iterdir())

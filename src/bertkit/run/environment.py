@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -67,7 +68,9 @@ VARIABLES = frozenset(
 )
 """The recorded variables, by name: no pattern can distinguish a setting from a secret (HF_BEARER, NCCL_PASS)."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_GIT_SECONDS = 10
+_MOST_SECONDS = 10
+_MAC_CPU = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+"""`platform` calls every processor of Apple's "arm"."""
 
 
 def describe_environment() -> dict[str, Any]:
@@ -122,7 +125,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
     # A repository's own configuration can name a program that git would run here.
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -139,7 +142,11 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's name: on Linux from /proc/cpuinfo, elsewhere from `platform`."""
+    """The processor's name: on Linux from /proc/cpuinfo, on macOS from its own command, elsewhere from `platform`."""
+    if sys.platform == "darwin":
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(_MAC_CPU, capture_output=True, text=True, timeout=_MOST_SECONDS, check=True)
+            return done.stdout.strip()
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

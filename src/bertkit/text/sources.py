@@ -246,7 +246,8 @@ def local_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     if path.is_dir():
         _require_text(path, source)
-        files = sorted(p for p in path.rglob("*") if p.is_file())
+        # macOS keeps a file's attributes beside it, in `._NAME`, on disks and in archives that have no room for them.
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("._"))
         found = [p for p in files if kind_of_file(p)]
         if not found:
             raise DataError(f"{source}: no {', '.join(KINDS)} file in this directory")

@@ -58,7 +58,9 @@ def _wanted(config: EngineConfig, engine: Engine) -> Kernels | None:
         path = build()
     except CompilerError as error:
         if needed:
-            raise UsageError(f"engine.kernels is compiled: {error}; install one, or use engine.kernels=auto") from error
+            raise UsageError(
+                f"engine.kernels is compiled: {error}; install one with OpenMP, or use engine.kernels=auto"
+            ) from error
         log.info("training is up to a third slower without compiled kernels: %s", error)
         return None
     dtypes = {torch.bfloat16, torch.float32} if needed else {torch.bfloat16}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertkit.errors import BertkitError, CheckError, DataError, UsageError
-from bertkit.files import read_json, sha256_of
+from bertkit.files import names_in, read_json, sha256_of
 from bertkit.hub import pinning
 from bertkit.progress import Progress, ProgressMeter, silent_progress
 from bertkit.run.directory import ENVIRONMENT, RECIPE, RECORD, RunDirectory
@@ -179,7 +179,7 @@ def rerun(
         CheckError: the repetition did not get as far.
     """
     _check(run)
-    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+    if directory.is_file() or (directory.is_dir() and names_in(directory)):
         raise UsageError(f"{directory}: is not empty; name a new directory for the repeated run")
     comparison = MetricsComparison(_lines(run, steps), tolerance)
     options = ["--fresh", "--json", "-q", "--run-dir", str(directory), *(["--offline"] if offline else [])]

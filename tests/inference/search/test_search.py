@@ -171,6 +171,7 @@ def test_a_kill_while_a_file_was_written_is_no_foreign_file(embedder: Embedder, 
     directory.mkdir()
     for name in (DESCRIPTION, "vectors.json", "texts.npy"):
         unfinished_name(directory / name).write_text("half")
+    (directory / ".DS_Store").write_bytes(b"Bud1")  # macOS
     assert build_index(directory, corpus, texts(), embedder, IndexSettings()).count == len(TEXTS)
     assert not [path.name for path in directory.iterdir() if is_unfinished(path.name)]
 

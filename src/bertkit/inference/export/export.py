@@ -152,7 +152,9 @@ def check_destination(to: Path, source: Path) -> None:
         return
     if not to.is_dir():
         raise UsageError(f"--to {to}: is a file; give a directory that does not exist yet")
-    found = {path.relative_to(to).as_posix() for path in to.rglob("*") if not path.is_dir()}
+    found = {
+        path.relative_to(to).as_posix() for path in to.rglob("*") if not path.is_dir() and path.name != ".DS_Store"
+    }
     if not found:
         return
     others = found - {RECORD} - _recorded(to / RECORD)

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from bertkit.arrays import Int64Array, save_array
 from bertkit.errors import DataError, UsageError
-from bertkit.files import is_unfinished, open_to_write, read_json, replacing, sha256_of, write_json
+from bertkit.files import is_unfinished, names_in, open_to_write, read_json, replacing, sha256_of, write_json
 from bertkit.inference.embed import AnyEmbedder, InputText, KnownVectors, embed_to_file
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.search import tokens, vectors
@@ -445,7 +445,7 @@ def _embedded(directory: Path, deciding: Mapping[str, Any], embedder: AnyEmbedde
 
 def _is_ours(directory: Path) -> bool:
     """Whether the files are those of an index, perhaps unfinished ones that a kill left (`unfinished_name`)."""
-    names = (each.name.removeprefix(".") for each in directory.iterdir())
+    names = (name.removeprefix(".") for name in names_in(directory))
     return all(name.startswith(("vectors.", "texts.", "bm25.", DESCRIPTION)) for name in names)
 
 
