@@ -21,7 +21,7 @@ from bertkit.inference.predict import Predictor
 from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
-from bertkit.models.quantisation.int8 import StaticQuantisedLinear, fake_quantize
+from bertkit.models.quantisation.int8 import QuantisedEmbedding, StaticQuantisedLinear, fake_quantize
 from bertkit.ranks import RankLostError, Ranks, use_ranks
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
@@ -151,6 +151,17 @@ def test_rows_of_a_table_are_rounded_and_their_gradient_can_be_sparse() -> None:
     assert made.weight.grad is not None
     assert made.weight.grad.is_sparse
     assert made.weight.grad.to_dense()[3].tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_table_is_trained_with_the_rows_that_its_result_has(by_row: bool) -> None:
+    """Rows of any size, and one of zeros."""
+    table = nn.Embedding(7, 12)
+    with torch.no_grad():
+        table.weight.mul_(torch.tensor([0.0, 1e-9, 1e-3, 0.02, 0.3, 1.0, 40.0])[:, None])
+    made, ids = FakeQuantEmbedding(table, by_row=by_row), torch.arange(7)
+    made.update_thresholds(0.9, active=True)
+    torch.testing.assert_close(made(ids), QuantisedEmbedding.of(made, by_row=by_row)(ids), rtol=1e-5, atol=1e-12)
 
 
 def test_all_maps_and_tables_are_quantised_and_only_the_result_is_left_as_it_is(tmp_path: Path) -> None:

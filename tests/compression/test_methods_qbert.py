@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bertkit.compression.q8bert import FakeQuantEmbedding
 from bertkit.compression.qbert import FakeQuantGroupLinear, QBert, groups_of, layer_maps, top_eigenvalues
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import UsageError
 from bertkit.files import read_json
+from bertkit.models.families.bert import BertConfig
 from bertkit.models.files.hub import load_model
+from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.quantisation.low_bit import LowBitLinear, row_groups
 from bertkit.training.run import FinishedRun
@@ -100,6 +104,21 @@ def test_the_more_sensitive_half_has_more_bits_and_the_table_says_why(finished: 
     assert table["bits"][int(np.argmax(omega))] == 3
     log = (finished.run.path / "log.txt").read_text()
     assert log.index("layer 1: ") < log.index("step ")
+
+
+def test_of_an_odd_number_of_layers_the_larger_half_has_more_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Omega is |mean| + standard deviation: 9, 1, 3 + 3, 2 and 3.5 here."""
+    values = [[-9.0, -9.0], [1.0, 1.0], [0.0, 6.0], [2.0, 2.0], [3.5, 3.5]]
+    monkeypatch.setattr(QBert, "_eigenvalues", lambda *_: values)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 5, "num_attention_heads": 3, "intermediate_size": 20}
+    model = HeadedModel(BertConfig(**sizes).build(50), ("sequence_classification",), labels=Labels(("bad", "good")))
+    resources = SimpleNamespace(directory=None)
+    prepared = QBert(low_bits=2, high_bits=4).prepare(model, 0, resources)  # type: ignore[arg-type]  # no data is read
+    bits = [{part.weight_bits for part in own} for own in layer_maps(prepared)]  # type: ignore[attr-defined]
+    assert bits == [{4}, {2}, {4}, {2}, {4}]
+    tables = [part for part in prepared.modules() if isinstance(part, nn.Embedding)]
+    assert all(isinstance(part, FakeQuantEmbedding) and part.by_row for part in tables)
+    assert len(tables) == 3
 
 
 def test_files_hold_packed_bits_and_load_for_use(place: Place, finished: FinishedRun) -> None:

@@ -123,9 +123,25 @@ def test_draws_do_not_depend_on_how_many_rows_have_their_probabilities_in_memory
         most.clear()
 
 
-def test_where_the_energy_is_constant_every_proposal_that_is_symmetric_is_taken() -> None:
+class BlindConditionals(ToyConditionals):
+    """Refuses texts in which a token to predict can be read."""
+
+    def __call__(self, ids: Sequence[Sequence[int]], places: Sequence[Place]) -> Tensor:
+        assert all(ids[row][position] == MASK for row, position in places)
+        return super().__call__(ids, places)
+
+
+@pytest.mark.parametrize("method", ["gibbs", "left-to-right", "metropolis-hastings"])
+def test_a_chain_over_tokens_never_reads_the_token_that_it_draws(method: str) -> None:
+    blind = MaskFiller(BlindConditionals(), MASK, Sampling(), Draw(0))
+    found = METHODS[method](blind, toy_texts(20))
+    assert [each.ids for each in found] == [each.ids for each in METHODS[method](filler(), toy_texts(20))]
+
+
+@pytest.mark.parametrize("sweeps", [1, 3])
+def test_where_the_energy_is_constant_every_proposal_that_is_symmetric_is_taken(sweeps: int) -> None:
     """The score of a chain is minus its energy, recomputed from its last text."""
-    for each in metropolis_hastings(filler(), toy_texts(50), sweeps=3):
+    for each in metropolis_hastings(filler(), toy_texts(50), sweeps=sweeps):
         total = 0.0
         for position in (1, 2):
             ids = list(each.ids)
@@ -142,6 +158,16 @@ def test_burn_in_draws_from_the_whole_distribution() -> None:
     assert (frequencies(during) > 0.05).all()
     after = gibbs(filler(narrow), toy_texts(400), iterations=40, burn_in=0)
     assert len({tuple(each.ids) for each in after}) < 4 or (frequencies(after) != frequencies(during)).any()
+
+
+def test_burn_in_is_the_first_iterations() -> None:
+    """Restricted to the most probable token, here A, a draw after the burn-in is certain."""
+    texts = [TextWithMasks([CLS, MASK, A, SEP], [1], 0, number) for number in range(50)]
+    last = {
+        burn_in: {each.ids[1] for each in gibbs(filler(Sampling(top_k=1)), texts, iterations=3, burn_in=burn_in)}
+        for burn_in in (0, 2, 3)
+    }
+    assert last == {0: {A}, 2: {A}, 3: {A, B}}
 
 
 def model() -> HeadedModel:

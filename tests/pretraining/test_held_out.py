@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,35 @@ def test_a_perplexity_is_that_of_predictions(tmp_path: Path, share: float, repor
     figures = held_out.figures(model, ObjectiveTerms(objectives), engine)
     assert ("perplexity/causal_lm" in figures) is reported
     assert "loss/causal_lm" in figures
+    masked = {"perplexity": math.exp(figures["loss/masked_lm"])}  # every sequence is masked, or every one is causal
+    assert figures.items() >= ({} if reported else masked).items()
+    assert ("perplexity" in figures) is not reported
+
+
+def test_the_number_of_predictions_is_that_of_masked_words_else_of_the_commonest_kind(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, random_documents(20))
+    documents = whole_documents(shards)
+    stream = SampleStream(SampleSpec(3, "held-out/0", SegmentPair(), 48, 1), shards, documents[:15], None)
+    training = SampleStream(SampleSpec(3, "train/0", SegmentPair(), 48, 1), shards, documents[15:], None)
+    found = {}
+    for name, objectives in {
+        "words": [MaskedLM(rate=0.1), CausalLM(share=0.5), SentenceOrder()],
+        "next words": [CausalLM(share=1.0), SentenceOrder()],
+        "relations": [SentenceOrder()],
+    }.items():
+        held_out = HeldOut.prepare(stream, toy_vocabulary(), objectives, sequences=20, micro_batch_tokens=300)
+        size = held_out.size(stream, training, objectives)
+        found[name] = (
+            size.predictions,
+            {
+                term: sum(batch.targets[term].id_M.numel() for batch in held_out.batches)
+                for term in held_out.batches[0].targets
+            },
+        )
+    (words, of_term), (next_words, alone), (relations, none) = found.values()
+    assert words == of_term["masked_lm"] < of_term["causal_lm"]
+    assert next_words == alone["causal_lm"]
+    assert (relations, none) == (20, {})
 
 
 @pytest.mark.parametrize(("share", "reported"), [(1e-9, True), (1.0, False)])
@@ -97,7 +127,10 @@ def test_without_masked_words_there_is_no_unigram_baseline(tmp_path: Path, share
     held_out = HeldOut.prepare(stream, toy_vocabulary(), objectives, sequences=5, micro_batch_tokens=300)
     found = held_out.unigram_accuracy("masked_lm", shards.token_counts_V)
     assert (found is not None) is reported
-    assert found is None or 0 <= found <= 1
+    if reported:
+        id_M = torch.cat([batch.targets["masked_lm"].id_M for batch in held_out.batches])
+        one = int(id_M[0])  # each token of these documents occurs once
+        assert held_out.unigram_accuracy("masked_lm", np.eye(one + 1, dtype=np.int64)[one]) == 1 / len(id_M)
 
 
 def test_the_baseline_of_a_relation_is_the_share_of_its_commonest_label(tmp_path: Path) -> None:

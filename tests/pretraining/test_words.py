@@ -6,6 +6,7 @@ import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace as Fake
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from bertkit.evaluation.loaded_model import LoadedModel
 from bertkit.files import sha256_of
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.pretraining.run import run_pretraining
-from bertkit.pretraining.words import count_words, milestone_name
+from bertkit.pretraining.words import WordsRead, count_words, milestone_name, words_of_milestone
 from bertkit.progress import silent_progress
 from bertkit.run.directory import RunDirectory
 from bertkit.text.sources import open_corpus
@@ -106,6 +107,29 @@ def test_models_are_kept_at_their_words_and_the_record_has_how_many_were_read(
     assert LoadedModel.load(str(straight.path / "models" / "1k")).model.head_names == ("masked_lm",)
 
 
+def words_of_two_stages() -> WordsRead:
+    """Ten words an update, then twenty: half of the text's 400 words are held out, and a pass has 100 sequences."""
+
+    def stage(first: int, end: int, batch: int) -> Any:
+        steps = Fake(first_step=first, end_step=end, sequences=lambda low, high: batch * (high - low))
+        stream = Fake(tokens=500, shards=Fake(tokens=1000), epoch_length=lambda epoch: 100)
+        return Fake(stage=steps, batches=Fake(stream=stream))
+
+    return WordsRead([stage(0, 10, 5), stage(10, 20, 10)], text_words=400, steps=20)
+
+
+def test_words_add_up_over_stages_without_held_out_text() -> None:
+    read = words_of_two_stages()
+    assert [read.before(step) for step in (0, 1, 10, 11, 20)] == [0, 10, 100, 120, 300]
+
+
+def test_a_mark_is_saved_once_by_the_first_update_that_reaches_it() -> None:
+    read, marks = words_of_two_stages(), [9, 10, 11, 100, 101, 120, 299, 320, 340]
+    due = {mark: step for step in range(1, 21) for mark in read.due(step, marks)}
+    assert due == read.steps_of(marks) == {9: 1, 10: 1, 11: 2, 100: 10, 101: 11, 120: 11, 299: 20, 320: 20}
+    assert sum(len(read.due(step, marks)) for step in range(1, 21)) == len(due)
+
+
 def test_a_resumed_run_keeps_the_same_models_to_the_bit(home: Path, straight: RunDirectory) -> None:
     with stopping_at(6), pytest.raises(StoppedError):
         trained(home, "resumed")
@@ -167,3 +191,9 @@ def test_marks_ascend(home: Path) -> None:
 @pytest.mark.parametrize(("words", "name"), [(1_000_000, "1M"), (250_000, "250k"), (999, "999"), (1_500_000, "1500k")])
 def test_a_mark_has_a_short_name(words: int, name: str) -> None:
     assert milestone_name(words) == name
+    assert words_of_milestone(name) == words
+
+
+@pytest.mark.parametrize("name", ["", "M", "1G", "latest", "-1k", "1.5M", "\N{SUPERSCRIPT TWO}k"])
+def test_other_directories_are_no_marks(name: str) -> None:
+    assert words_of_milestone(name) is None

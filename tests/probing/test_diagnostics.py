@@ -68,6 +68,7 @@ def test_files_of_other_columns_are_passed_over_in_a_folder_and_refused_alone(tm
     [
         (NEG, "contains no items"),
         (NEG + "0\tA\tB\tc\n", "line 2: no target_neg"),
+        (NEG + "0\tA\tB\tc\td\n\n1\tA\t \tc\td\n", "line 4: no context_neg"),
         (ROLE + "7\tx\ty\t1\tz\t1\n", "item '7'; expected a number with -a"),
         (ROLE + "7-a\tx\ty\t1\tz\t1\n", "item 7 has only one order"),
     ],

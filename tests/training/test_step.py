@@ -26,7 +26,7 @@ from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig, decay_groups
 from bertkit.training.schedules import BertSchedule
-from bertkit.training.step import Step, evaluate
+from bertkit.training.step import Step, evaluate, supports_found_inf
 from tests.data.toy_corpus import vocabulary
 from tests.objectives.test_masked_lm import made_samples
 
@@ -204,6 +204,31 @@ def test_updates_that_are_made_before_their_numbers_are_read_are_the_same(monkey
     np.testing.assert_equal(norms[:6], norms[6:])
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_only_a_fused_adam_on_a_gpu_takes_the_flag_of_a_skipped_update(fused: bool) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(3))]
+    for optimizer, takes in ((torch.optim.AdamW(weights, fused=fused), fused), (torch.optim.SGD(weights), False)):
+        assert supports_found_inf(optimizer, torch.device("cuda")) == takes
+        assert not supports_found_inf(optimizer, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_group_is_updated_at_its_own_multiple_of_the_rate(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "supports_found_inf", lambda *_: early)
+    weights = []
+    for rate, scale in ((4e-3, 0.25), (1e-3, 1.0), (4e-3, 1.0)):
+        model = small_model(101)
+        training_step = step_of(model, AdamWConfig())
+        scaled, other = training_step.optimizer.param_groups
+        scaled["lr_scale"] = scale
+        training_step.update([PackedBatch.from_samples(corrupted(0, 101))], TERMS, rate)
+        weights.append([torch.nn.utils.parameters_to_vector(group["params"]) for group in (scaled, other)])
+    (scaled, other), (slow, _), (fast, plain) = weights
+    torch.testing.assert_close(scaled, slow)
+    assert not torch.allclose(scaled, fast)
+    assert torch.equal(other, plain)
+
+
 def test_biases_and_norms_alone_are_not_decayed() -> None:
     model = small_model(101)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -222,6 +247,19 @@ def test_evaluation_leaves_the_model_and_the_generator_alone() -> None:
     first, second = (evaluate(model, TERMS, batches, engine) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_evaluation_totals_the_micro_batches_of_a_batch() -> None:
+    model = small_model(101, dropout=0.3).eval()
+    samples = corrupted(0, 101)
+    engine = resolve_engine(EngineConfig(device="cpu", precision="fp32"))
+    whole = TERMS.losses(model, PackedBatch.from_samples(samples))
+    batches = [PackedBatch.from_samples(part) for part in samples.split(60)]
+    assert len(batches) > 2
+    found = evaluate(model.train(), TERMS, batches, engine)
+    for term, part in whole.items():
+        assert found[term].sum == pytest.approx(float(part.sum.detach()), rel=1e-5)
+        assert (found[term].count, found[term].correct) == (part.count, int(part.correct))
 
 
 def test_dropout_keeps_the_expectation_and_its_rate() -> None:

@@ -92,19 +92,16 @@ class MaskFiller:
             position=np.asarray(position) + step * _MOST_POSITIONS,
         )
 
-    def logits(self, fillings: Sequence[Filling], positions: Sequence[int], *, masked: bool) -> Tensor:
-        """The logits at one position of each, (M, V); `masked`: with a mask in that position."""
-        rows = [
-            _with(each.ids, position, self.mask_id) if masked else each.ids
-            for each, position in zip(fillings, positions, strict=True)
-        ]
+    def logits(self, fillings: Sequence[Filling], positions: Sequence[int]) -> Tensor:
+        """The logits at one position of each with a mask in it, (M, V)."""
+        rows = [_with(each.ids, position, self.mask_id) for each, position in zip(fillings, positions, strict=True)]
         return self.conditionals(rows, list(enumerate(positions)))
 
     def fill(
         self, fillings: Sequence[Filling], positions: Sequence[int], step: int, *, sampling: Sampling | None = None
     ) -> None:
         """Mask one position of each and draw its token."""
-        logits_MV = self.logits(fillings, positions, masked=True)
+        logits_MV = self.logits(fillings, positions)
         token_M = (sampling or self.sampling).draw(logits_MV, self.uniform("token", fillings, step, positions))
         log_p_M = _log_p(logits_MV, token_M)
         for each, position, token, log_p in zip(fillings, positions, token_M.tolist(), log_p_M.tolist(), strict=True):
@@ -331,7 +328,7 @@ def _energies(filler: MaskFiller, texts: Sequence[tuple[TextWithMasks, list[int]
 
 def _propose(filler: MaskFiller, fillings: Sequence[Filling], positions: Sequence[int], sweep: int, kind: str) -> None:
     """One step of each chain: E(x) + log q(x) of both texts decides, where q draws the token at the position."""
-    logits_MV = filler.logits(fillings, positions, masked=True)
+    logits_MV = filler.logits(fillings, positions)
     new_M = filler.sampling.draw(logits_MV, filler.uniform("token", fillings, sweep, positions))
     old_M = torch.tensor(
         [each.ids[position] for each, position in zip(fillings, positions, strict=True)], device=new_M.device

@@ -4,6 +4,7 @@ vectors."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,11 @@ from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.losses.margin import MarginLoss
 from bertkit.tasks.embedding.losses.matryoshka import Matryoshka
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+from bertkit.tasks.embedding.losses.simcse import SimcseLoss
 from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
+from bertkit.tasks.embedding.losses.teacher_vectors import TeacherVectorLoss
+from bertkit.tasks.embedding.losses.triplet import TripletLoss
+from bertkit.tasks.embedding.losses.tsdae import TsdaeLoss
 from bertkit.tasks.embedding.task import MODULE, TEXT_NUMBER, Embedding, VectorForm
 from bertkit.tasks.encoding import SequenceEncoder
 from bertkit.tasks.examples import SentenceExample
@@ -193,6 +198,27 @@ def test_what_does_not_fit_a_loss_is_refused_with_the_remedy(encoder: SequenceEn
         Embedding(CosineLoss(), ("spearman",)).check_training([SentenceExample("n", ("a", "b"), "high")])
     with pytest.raises(UsageError, match=r"evaluated on pairs with a score.*--dev stsb"):
         Embedding(CosineLoss(), ("spearman",)).fitting_metrics([SentenceExample("n", ("a", "b"), "high")])
+
+
+@pytest.mark.parametrize(
+    ("loss", "fits"),
+    [
+        (SimcseLoss(), {1}),
+        (TsdaeLoss(), {1}),
+        (CosineLoss(), {2}),
+        (TripletLoss(), {3}),
+        (MarginLoss(), {3, 4}),
+        (MultipleNegativesLoss(), {2, 3, 4}),
+        (TeacherVectorLoss(), {1, 2, 3, 4}),
+    ],
+)
+def test_a_loss_is_trained_on_examples_of_as_many_texts_as_its_formula_has(loss: EmbeddingLoss, fits: set[int]) -> None:
+    task, accepted = Embedding(loss, ("spearman",), has_teacher=True), set()
+    for count in (1, 2, 3, 4):
+        with suppress(UsageError):
+            task.check_training([SentenceExample("0", ("cat", "list", "words", "cats")[:count])])
+            accepted.add(count)
+    assert accepted == fits
 
 
 def test_scored_pairs_are_ranked_by_their_cosines() -> None:

@@ -18,8 +18,11 @@ from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.losses.margin import MarginLoss
 from bertkit.tasks.embedding.losses.matryoshka import Matryoshka
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+from bertkit.tasks.embedding.losses.simcse import SimcseLoss
 from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
+from bertkit.tasks.embedding.losses.teacher_vectors import TeacherVectorLoss
 from bertkit.tasks.embedding.losses.triplet import TripletLoss
+from bertkit.tasks.embedding.losses.tsdae import TsdaeLoss
 
 pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
 from sentence_transformers.sentence_transformer import losses as oracle
@@ -108,6 +111,12 @@ CASES: dict[str, Case] = {
         marks,
     ),
     "online contrastive": (OnlineContrastiveLoss(), oracle.OnlineContrastiveLoss, 2, marks),
+    "online contrastive, euclidean": (  # a margin within which negatives are hard, too
+        OnlineContrastiveLoss(distance="euclidean", margin=9.0),
+        lambda m: oracle.OnlineContrastiveLoss(m, distance_metric=OF_PAIRS.EUCLIDEAN, margin=9.0),
+        2,
+        marks,
+    ),
     "triplet": (TripletLoss(), oracle.TripletLoss, 3, lambda n: None),
     "triplet, cosine": (
         TripletLoss(distance="cosine", margin=0.4),
@@ -154,6 +163,39 @@ def test_the_loss_is_that_of_sentence_transformers(case: str, examples: int, wid
     assert_same_value_and_gradient(own_loss(own, wanted), their_loss(theirs, wanted), drawn(examples, texts, width))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_may_be_cut_unless_the_loss_compares_its_examples(case: str) -> None:
+    own, _, texts, target = CASES[case]
+    vectors, wanted = drawn(33, texts, 24), target(33)
+    numbers = torch.arange(33 * texts).view(33, texts)
+    whole, *parts = (
+        own.loss(TextVectors(vectors[part], None if wanted is None else wanted[part], numbers[part])).sum
+        for part in (slice(33), slice(13), slice(13, 33))
+    )
+    assert torch.allclose(whole, torch.stack(parts).sum(), rtol=1e-4) != own.compares_examples
+
+
+@pytest.mark.parametrize(
+    ("loss", "texts", "similarity"),
+    [
+        (CosineLoss(), 2, "cosine"),
+        (CosentLoss(), 2, "cosine"),
+        (AngleLoss(), 2, "cosine"),
+        (MultipleNegativesLoss(), 2, "cosine"),
+        (MultipleNegativesLoss(similarity="dot", scale=1.0), 2, "dot"),
+        (MarginLoss(), 3, "dot"),
+    ],
+)
+def test_a_model_is_marked_cosine_if_the_loss_ignores_the_lengths_of_vectors(
+    loss: EmbeddingLoss, texts: int, similarity: str
+) -> None:
+    vectors, lengths = drawn(13, texts, 8), 0.5 + torch.rand(13, texts, 1, generator=torch.Generator().manual_seed(1))
+    target = scores(13)[:, None] if texts == 3 else scores(13)
+    plain, scaled = (own_loss(loss, target)(each) for each in (vectors, lengths * vectors))
+    assert torch.allclose(plain, scaled, rtol=1e-4) == (similarity == "cosine")
+    assert loss.compared_by == similarity
+
+
 @pytest.mark.parametrize(("examples", "width"), SIZES)
 @pytest.mark.parametrize(
     "parts", [("u", "v"), ("|u-v|",), ("u*v",), ("|u-v|", "u*v"), ("u", "v", "|u-v|"), ("u", "v", "|u-v|", "u*v")]
@@ -181,6 +223,18 @@ def test_softmax_of_every_concatenation_is_that_of_sentence_transformers(
     torch.testing.assert_close(module.weight.grad, theirs.classifier.weight.grad, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("examples", "width"), SIZES)
+@pytest.mark.parametrize("texts", [1, 2, 3])
+def test_all_texts_of_an_example_are_taught_the_vector_of_its_first_as_by_sentence_transformers(
+    texts: int, examples: int, width: int
+) -> None:
+    taught = drawn(examples, 7, width)[:, 0]
+    theirs = oracle.MSELoss(VectorsAsModel(width))
+    assert_same_value_and_gradient(
+        own_loss(TeacherVectorLoss(), taught), their_loss(theirs, taught), drawn(examples, texts, width)
+    )
+
+
 @pytest.mark.parametrize("name", ["cosine", "cosent", "multiple negatives, hard ones", "triplet"])
 @pytest.mark.parametrize("weights", [None, (1.0, 0.5, 0.0)])
 def test_matryoshka_of_a_loss_is_that_of_sentence_transformers(name: str, weights: tuple[float, ...] | None) -> None:
@@ -202,9 +256,10 @@ def test_matryoshka_of_a_loss_is_that_of_sentence_transformers(name: str, weight
 def test_matryoshka_refuses_what_it_cannot_cut() -> None:
     with pytest.raises(UsageError, match=r"widths: 48 is more than the vectors' width, 24"):
         Matryoshka(widths=(48, 3)).check(CosineLoss(), 24)
-    with pytest.raises(UsageError, match="softmax needs whole vectors"):
-        Matryoshka(widths=(24, 3)).check(SoftmaxLoss(), 24)
-    for widths in ((3, 24), (8, 8), (4, 0)):
+    for loss in (SoftmaxLoss(), SimcseLoss(), TsdaeLoss(), TeacherVectorLoss()):
+        with pytest.raises(UsageError, match=f"{loss.name} needs whole vectors"):
+            Matryoshka(widths=(24, 3)).check(loss, 24)
+    for widths in ((3, 24), (8, 8), (4, 0), (8, 4, 0)):
         with pytest.raises(ValueError, match="in decreasing order"):
             Matryoshka(widths=widths)
 

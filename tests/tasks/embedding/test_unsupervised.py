@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from bertkit.data.random import Draw
 from bertkit.errors import UsageError
+from bertkit.files import read_json, write_json
 from bertkit.finetuning.loss_terms import TASK, TaskTerms
 from bertkit.models.families.bert import BertConfig
 from bertkit.models.families.bigbird import BigBirdConfig
@@ -82,7 +83,13 @@ def test_simcse_warns_of_a_model_without_dropout(
     task = Embedding(SimcseLoss(), ("spearman",), form=VectorForm(("cls",)))
     model_of(directory, task)
     assert "dropout" not in caplog.text
-    model_of(write_model(tmp_path / "calm", dropout=0.0), task)
+    calm = write_model(tmp_path / "calm", dropout=0.0)
+    settings = read_json(calm / "config.json")
+    write_json(calm / "config.json", settings | {"attention_probs_dropout_prob": 0.1})
+    model_of(calm, task)
+    assert "dropout" not in caplog.text
+    write_json(calm / "config.json", settings | {"classifier_dropout": 0.1})
+    model_of(calm, task)
     assert "differ only by dropout" in caplog.text
 
 
