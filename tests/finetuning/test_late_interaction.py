@@ -183,7 +183,10 @@ def test_what_cannot_be_trained_is_refused(place: LatePlace, finished: FinishedR
         ("embedding.pooling=mean", r"embedding.pooling: has no effect with embedding.late_interaction"),
         ("embedding.normalise=false", r"embedding.normalise: has no effect"),
         ("embedding.loss={name: triplet}", r"embedding.loss: triplet reads one vector per text"),
-        ("embedding.loss={name: multiple_negatives, scale: 20}", r"similarity: is cosine, .* set it to maxsim"),
+        (
+            "embedding.loss={name: multiple_negatives, similarity: cosine}",
+            r"similarity: is cosine, .* set it to maxsim",
+        ),
         ("embedding.matryoshka={widths: [8, 4]}", r"embedding.matryoshka: is for one vector per text"),
         ("data.max_length=12", r"query_length is 16, but sequences have at most 12 tokens"),
         (

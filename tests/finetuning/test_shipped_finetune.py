@@ -237,7 +237,7 @@ def test_splade_has_the_values_of_the_released_files() -> None:
     assert (settings.pooling, settings.sparsity.queries, settings.sparsity.documents) == ("splade", 3e-4, 1e-4)
     assert settings.sparsity.growth(49_999, 150_000) == 1 > settings.sparsity.growth(49_000, 150_000)
     assert isinstance(settings.loss, MultipleNegativesLoss)
-    assert (settings.loss.similarity, settings.loss.scale) == ("dot", 1.0)
+    assert (settings.loss.similarity, settings.loss.factor) == ("dot", 1.0)
     assert (optimisation.schedule.peak, optimisation.schedule.warmup(150_000)) == (2e-5, 6000)
     assert (optimisation.batch_sequences, recipe.data.max_length) == (128, 256)
     optimizer = optimisation.optimizer
@@ -253,7 +253,7 @@ def test_colbert_has_the_values_of_the_released_code() -> None:
     assert settings.late_interaction == LateInteractionSettings()  # the defaults are the published ones
     assert (settings.late_interaction.width, settings.late_interaction.query_length) == (128, 32)
     assert isinstance(settings.loss, MultipleNegativesLoss)
-    assert (settings.loss.similarity, settings.loss.scale) == ("maxsim", 1.0)
+    assert (settings.loss.similarity, settings.loss.factor) == ("maxsim", 1.0)
     assert (settings.query_prompt, settings.document_prompt) == ("[unused0] ", "[unused1] ")
     assert {optimisation.schedule.learning_rate(step, 400_000) for step in (0, 399_999)} == {3e-6}
     assert (optimisation.batch_sequences, recipe.data.max_length) == (32, 180)

@@ -13,10 +13,13 @@ import bertkit
 from bertkit.errors import StoppedError, UsageError
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.data import prepare
 from bertkit.finetuning.plan import finetuning_plan
-from bertkit.finetuning.recipe import CustomTask
+from bertkit.finetuning.recipe import CustomTask, FinetuneRecipe
 from bertkit.finetuning.run import finetune
 from bertkit.progress import silent_progress
+from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+from bertkit.tasks.embedding.task import Embedding
 from bertkit.tasks.readers import Columns
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.run import FinishedRun
@@ -130,6 +133,25 @@ def test_the_plan_counts_the_vocabulary_for_every_token(place: SparsePlace) -> N
     assert sparse["memory_terms_mb"]["vectors"] == pytest.approx(4 * 6 * 30 * 3 * words / 1e6, abs=0.05)
     # Multiply-adds of the head's map and of the projection, in the forward and twice in the backward pass.
     assert sparse["flops"] - dense["flops"] == pytest.approx(6 * dense["tokens"] * (width * width + width * words))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "similarity"),
+    [("embedding.pooling=splade", "dot"), ("embedding.late_interaction={width: 8, query_length: 12}", "maxsim")],
+)
+def test_a_named_loss_compares_as_the_default_one_does(place: SparsePlace, vectors: str, similarity: str) -> None:
+    found = []
+    for loss in (
+        (),
+        ("embedding.loss={name: multiple_negatives}",),
+        ("embedding.loss={name: multiple_negatives, scale: 3}",),
+    ):
+        recipe = place.request(vectors, *loss, task=place.task).new_recipe().alone[0]
+        task = prepare(FinetuneRecipe.model_validate_json(recipe.model_dump_json()), offline=True).task
+        assert isinstance(task, Embedding)
+        assert isinstance(task.objective, MultipleNegativesLoss)
+        found.append((task.objective.similarity, task.objective.factor))
+    assert found == [(similarity, 1), (similarity, 1), (similarity, 3)]
 
 
 def test_what_cannot_be_trained_is_refused(place: SparsePlace, tmp_path: Path) -> None:

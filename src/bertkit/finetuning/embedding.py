@@ -24,6 +24,7 @@ from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.late_interaction import LateInteractionTask
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
 from bertkit.tasks.embedding.losses.multiple_negatives import MultipleNegativesLoss
+from bertkit.tasks.embedding.losses.simcse import SimcseLoss
 from bertkit.tasks.embedding.losses.softmax import SoftmaxLoss
 from bertkit.tasks.embedding.settings import EmbeddingSettings
 from bertkit.tasks.embedding.sparse import SparseEmbedding
@@ -56,6 +57,8 @@ def embedding_task(
     sparse = is_sparse(pooling)
     similarity = "maxsim" if late is not None else "dot" if sparse else own.similarity
     loss = settings.loss or default_loss(examples, similarity)
+    if (sparse or late is not None) and isinstance(loss, MultipleNegativesLoss) and not isinstance(loss, SimcseLoss):
+        loss = loss.of_similarity(similarity)
     if settings.loss is None:
         log.info("%s: embedding.loss is %s", spec.name, loss.name)
     if late is None and getattr(loss, "similarity", "") == "maxsim":
@@ -111,9 +114,7 @@ def default_loss(examples: Sequence[SentenceExample], similarity: str = "cosine"
         return SoftmaxLoss()
     if label is not None and len(examples[0].texts) == 2:
         return CosineLoss()
-    if similarity == "cosine":
-        return MultipleNegativesLoss()
-    return MultipleNegativesLoss(similarity=similarity, scale=1.0)  # type: ignore[arg-type]  # one of its choices
+    return MultipleNegativesLoss(similarity=similarity)  # type: ignore[arg-type]  # one of its choices
 
 
 def _late_interaction(spec: TaskSpec, settings: EmbeddingSettings, directory: Path) -> dict[str, Any] | None:

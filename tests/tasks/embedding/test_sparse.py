@@ -61,8 +61,8 @@ def vectors(examples: int, texts: int, words: int = 40) -> torch.Tensor:
 
 @pytest.mark.parametrize("texts", [2, 4])
 def test_dot_products_have_the_scale_1_and_the_loss_of_the_oracle(texts: int) -> None:
-    assert (NEGATIVES.scale, MultipleNegativesLoss().scale) == (1.0, 20.0)
-    assert MultipleNegativesLoss(similarity="dot", scale=3.0).scale == 3.0
+    assert (NEGATIVES.factor, MultipleNegativesLoss().factor) == (1.0, 20.0)
+    assert MultipleNegativesLoss(similarity="dot", scale=3.0).factor == 3.0
     theirs = sparse_losses.SparseMultipleNegativesRankingLoss(VectorsAsModel(40)).compute_loss_from_embeddings
     assert_same_value_and_gradient(
         own_loss(NEGATIVES, None), lambda given: theirs(list(given.unbind(dim=1)), None), vectors(13, texts)

@@ -12,10 +12,10 @@ Shapes: I examples, A texts of each, E width, C = I (A - 1) candidates.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,15 +28,15 @@ class MultipleNegativesLoss(EmbeddingLoss):
     """Cross-entropy of each anchor's positive among all positives and negatives of the batch."""
 
     name: Literal["multiple_negatives"] = "multiple_negatives"
-    scale: float = Field(
-        20.0,
+    scale: float | None = Field(
+        None,
         gt=0,
-        description="Scale of the similarities: the inverse of a temperature (default for dot and maxsim: 1).",
+        description="Scale of the similarities: the inverse of a temperature (default: 20, for dot and maxsim 1).",
     )
-    similarity: Literal["cosine", "dot", "maxsim"] = Field(
-        "cosine",
-        description="Similarity of two texts; dot for sparse vectors, whose lengths matter; maxsim for late"
-        " interaction.",
+    similarity: Literal["cosine", "dot", "maxsim"] | None = Field(
+        None,
+        description="Similarity of two texts (default: dot for sparse vectors, whose lengths matter; maxsim for late"
+        " interaction; else cosine).",
     )
     symmetric: bool = Field(
         False, description="Also find each positive's anchor among all anchors; the loss is the mean of both."
@@ -53,16 +53,18 @@ class MultipleNegativesLoss(EmbeddingLoss):
 
     later_fields: ClassVar[frozenset[str]] = frozenset({"similarity"})
 
-    @model_validator(mode="before")
-    @classmethod
-    def _scale_of_dot_products(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("similarity") in ("dot", "maxsim"):
-            return {"scale": 1.0} | given
-        return given
+    def of_similarity(self, similarity: Literal["cosine", "dot", "maxsim"]) -> MultipleNegativesLoss:
+        """The loss with this similarity, if it has none of its own."""
+        return self if self.similarity is not None else self.model_copy(update={"similarity": similarity})
 
     @property
     def compared_by(self) -> Similarity | None:
-        return None if self.similarity == "maxsim" else self.similarity
+        return None if self.similarity == "maxsim" else self.similarity or "cosine"
+
+    @property
+    def factor(self) -> float:
+        """By which similarities are multiplied."""
+        return self.scale or (20.0 if self.compared_by == "cosine" else 1.0)
 
     def loss(self, batch: TextVectors, module: nn.Module | None = None) -> LossSum:
         return self.among(batch.vectors_IAE, batch.text_IA)
@@ -70,14 +72,14 @@ class MultipleNegativesLoss(EmbeddingLoss):
     def among(self, vectors_IAE: Tensor, text_IA: Tensor | None) -> LossSum:
         """The loss of these vectors; text numbers identify duplicates."""
         anchor_IE, candidate_CE = vectors_IAE[:, 0], vectors_IAE[:, 1:].transpose(0, 1).flatten(0, 1)
-        if self.similarity == "cosine":
+        if self.compared_by == "cosine":
             anchor_IE, candidate_CE = unit(anchor_IE), unit(candidate_CE)
-        logits_IC = self.scale * (anchor_IE @ candidate_CE.T)
-        back_II = self.scale * (candidate_CE[: anchor_IE.shape[0]] @ anchor_IE.T) if self.symmetric else None
+        logits_IC = self.factor * (anchor_IE @ candidate_CE.T)
+        back_II = self.factor * (candidate_CE[: anchor_IE.shape[0]] @ anchor_IE.T) if self.symmetric else None
         return self._of_logits(logits_IC, back_II, text_IA)
 
     def of_scores(self, scores: Tensor, target: Tensor | None, text_IA: Tensor | None) -> LossSum:
-        logits_IC = self.scale * scores
+        logits_IC = self.factor * scores
         return self._of_logits(logits_IC, logits_IC[:, : scores.shape[0]].T if self.symmetric else None, text_IA)
 
     def _of_logits(self, logits_IC: Tensor, back_II: Tensor | None, text_IA: Tensor | None) -> LossSum:
