@@ -24,6 +24,8 @@ TAGS = (("B-PER", "O", "B-PER", "O", "B-LOC", "I-LOC", "O"), ("O", "O", "O"))
 PLACES = [(0, 3, "PER"), (8, 11, "PER"), (15, 23, "LOC")]
 OBJECTS = [{"start": start, "end": end, "label": label} for start, end, label in PLACES]
 
+REGIONS = [{"start": s, "end": e, "text": TEXT[s:e], "labels": [label]} for s, e, label in PLACES]
+
 
 def tagged(folder: Path, *records: dict[str, Any], **columns: str) -> Split:
     path = folder / "mine.jsonl"
@@ -38,6 +40,25 @@ def tagged(folder: Path, *records: dict[str, Any], **columns: str) -> Split:
         ({"text": TEXT, "spans": [{**each, "text": TEXT[each["start"] : each["end"]]} for each in OBJECTS]}, {}),
         ({"text": TEXT, "label": [list(each) for each in PLACES]}, {}),
         ({"body": TEXT, "found": OBJECTS[::-1]}, {"text": "body", "label": "found"}),
+        (
+            {"text": TEXT, "entities": [{"start_offset": s, "end_offset": e, "label": kind} for s, e, kind in PLACES]},
+            {},
+        ),  # doccano, of a project with relations
+        (
+            {"text": TEXT, "tokens": [{"text": "Ada", "start": 0, "end": 3}], "spans": OBJECTS, "answer": "accept"},
+            {},
+        ),  # Prodigy
+        ({"text": TEXT, "label": REGIONS, "annotator": 1}, {}),  # Label Studio, JSON-MIN
+        (
+            {
+                "data": {"body": TEXT},
+                "annotations": [
+                    {"was_cancelled": True, "result": []},
+                    {"result": [{"type": "labels", "value": each} for each in REGIONS] + [{"type": "relation"}]},
+                ],
+            },
+            {"text": "body"},
+        ),  # Label Studio, JSON
     ],
 )
 def test_annotation_tools_formats_give_the_same_sentences(
@@ -51,6 +72,43 @@ def test_annotation_tools_formats_give_the_same_sentences(
         for name, words, tags in zip(names, WORDS, TAGS, strict=True)
     ]
     assert not found.notes
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"text": TEXT, "entities": OBJECTS}],
+        [{"data": {"text": TEXT}, "annotations": [{"result": [{"value": each} for each in REGIONS]}]}],
+        [[TEXT, {"entities": PLACES}]],
+        {"classes": ["PER", "LOC"], "annotations": [[TEXT, {"entities": PLACES}]]},
+    ],
+)
+def test_a_file_may_be_one_list_of_texts(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(content))
+    found = read_perhaps_labelled(path, "tagging", Columns())
+    assert [(each.words, each.tags) for each in found.examples if isinstance(each, TaggedExample)] == [
+        *zip(WORDS, TAGS, strict=True)
+    ]
+
+
+def test_what_was_not_accepted_or_annotated_is_not_trained_on(tmp_path: Path) -> None:
+    word = {"text": "Ada", "start": 0, "end": 3}
+    rows = [{"text": "Ada", "tokens": [word], "spans": [], "answer": each} for each in ("reject", "accept", "ignore")]
+    found = tagged(tmp_path, *rows, {"data": {"text": "Bo"}, "annotations": []})
+    assert [each.id for each in found.examples] == ["1"]
+    assert [row.reason for row in found.skipped] == ["no label"] * 3
+    twice = {"data": {"text": "Bo"}, "annotations": [{"result": []}, {"result": []}]}
+    with pytest.raises(DataError, match="line 1: 2 annotations of one text; leave one in the export"):
+        tagged(tmp_path, twice)
+
+
+def test_a_json_file_that_is_no_list_of_objects_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for content, message in (("{}", "an object, expected a list"), ("[1]", "item 0: a number, expected an object")):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            read_own(path, "tagging")
 
 
 def test_what_a_tagger_finds_can_be_trained_on(tmp_path: Path) -> None:
@@ -126,5 +184,5 @@ def test_words_and_tags_may_be_lists_of_a_parquet_file(tmp_path: Path) -> None:
     assert read_own(tmp_path / "mine.parquet", "tagging").examples == [
         TaggedExample("0", ("Ada", "left"), ("B-PER", "O"), 0)
     ]
-    with pytest.raises(UsageError, match=r"from CoNLL columns, .conllu, .jsonl or .parquet, not from \.json; one JSON"):
-        read_own(tmp_path / "mine.json", "tagging")
+    with pytest.raises(UsageError, match=r".conllu, .json, .jsonl or .parquet, not from \.csv; one JSON"):
+        read_own(tmp_path / "mine.csv", "tagging")

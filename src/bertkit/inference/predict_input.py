@@ -346,8 +346,10 @@ def _text(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> 
 
 
 def _tagged(row: dict[str, Any], name: str, where: str, columns: InputColumns) -> TaggedExample | RawText | None:
-    # As in training, lists of words before a text; a count of words or tokens next to the text is neither.
-    lists = [each for each in ("words", "tokens") if isinstance(row.get(each), list)]
+    # As in training, lists of words before a text; a count of words or tokens next to the text is neither, nor are
+    # Prodigy's places of the tokens.
+    found = ((name, row.get(name)) for name in ("words", "tokens"))
+    lists = [name for name, value in found if isinstance(value, list) and dict not in map(type, value)]
     named = columns.first(row, *lists, "text", "words", "tokens", "text")
     value = row.get(named)
     if isinstance(value, list):

@@ -118,7 +118,10 @@ def json_object(text: str, where: str) -> dict[str, Any]:
     Raises:
         DataError: it is not JSON, or something other than an object.
     """
-    value = parse_json(text, where)
+    return _object(parse_json(text, where), where)
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{where}: expected a JSON object, found {kind_of(value)}")
     return value
@@ -130,6 +133,15 @@ def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or is not a JSON object.
     """
+    return _object(json_document(path, encoding), str(path))
+
+
+def json_document(path: Path, encoding: str | None = None) -> Any:
+    """The JSON value that makes up a whole file.
+
+    Raises:
+        DataError: the file cannot be read, or is not JSON.
+    """
     lines: list[str] = []
     characters = 0
     for several in read_lines(path, encoding):
@@ -140,7 +152,7 @@ def json_file(path: Path, encoding: str | None = None) -> dict[str, Any]:
                 f"{path}: one JSON document of more than {MAX_FILE_CHARACTERS >> 20} million characters; split it,"
                 " or use JSON Lines"
             )
-    return json_object("\n".join(lines), str(path))
+    return parse_json("\n".join(lines), str(path))
 
 
 def position(columns: Sequence[str], names: Iterable[str], where: str, option: str | None = None) -> int:

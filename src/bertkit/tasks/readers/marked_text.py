@@ -18,6 +18,8 @@ from bertkit.text.word_split import Place, word_places
 
 ENTITIES = ("entities", "spans", "labels")
 """The usual names of the field that lists the entities."""
+_OTHER_NAMES = {"start": "start_offset", "end": "end_offset", "label": "entity_group"}
+"""What doccano (of texts with relations) and the pipelines of `transformers` call an entity's fields."""
 EXTENDED = "entities extended to whole words"
 OVERLAPPING = "entities that overlap a longer one (left out)"
 EMPTY = "entities without a word (left out)"
@@ -53,7 +55,9 @@ def entities_in(value: Any, text: str, where: str) -> list[Entity]:
     for number, each in enumerate(list_in(value, where)):
         place = f"{where}[{number}]"
         if isinstance(each, dict):
-            each = {"label": each.get("entity_group"), "text": None, **each}
+            each = {name: each[other] for name, other in _OTHER_NAMES.items() if other in each} | {"text": None, **each}
+            if isinstance(named := each.get("labels"), list) and len(named) == 1:  # Label Studio's
+                each.setdefault("label", named[0])
             start, end, label, copy = (field(each, name, place) for name in ("start", "end", "label", "text"))
         elif isinstance(each, list) and len(each) == 3:
             (start, end, label), copy = each, None

@@ -15,6 +15,7 @@ from typing import Any
 from bertkit.errors import DataError, UsageError
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, SentenceExample, Split, TaggedExample, TextExample
+from bertkit.tasks.readers.annotations import annotated_rows
 from bertkit.tasks.readers.columns import NOT_IOB2, alone, is_iob, read_conll, read_conllu, to_iob2
 from bertkit.tasks.readers.common import Notes, encodable, field, kind_of, text_in
 from bertkit.tasks.readers.labels import refuse_swapped
@@ -38,6 +39,7 @@ from bertkit.text.lines import ending
 _WORDS = ("words", "tokens")
 _TAGS = ("tags", "ner_tags")
 _ROWS = (".jsonl", ".parquet")
+_TAGGED_ROWS = (*_ROWS, ".json")
 
 
 def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: TableReadOptions | None = None) -> Split:
@@ -46,8 +48,8 @@ def read_own(path: Path, kind: Kind, columns: Columns | None = None, reading: Ta
     - classification, regression, multi_label: a table (`read_texts`); without labels also lines of text (`.txt`).
     - choice: a table with context, optionally a question, endings, and the right one's number from 0 or letter from A.
     - embedding: a table of texts, pairs or triplets, or text with one sentence per line.
-    - tagging: `.jsonl` or `.parquet` with lists of words and tags, or with texts and their entities as ranges of
-      characters; `.conllu`; or else CoNLL columns.
+    - tagging: `.jsonl`, `.parquet` or a `.json` list with lists of words and tags, or with texts and their entities as
+      ranges of characters; `.conllu`; or else CoNLL columns.
     - span: SQuAD's JSON, or `.jsonl` or `.parquet` with a question per row.
     If some examples have a label, those without are left out and noted.
 
@@ -101,12 +103,12 @@ def read_perhaps_labelled(path: Path, kind: Kind, columns: Columns, reading: Tab
 def _has_column(path: Path, kind: Kind, columns: Columns, reading: TableReadOptions) -> bool:
     """Whether any row of a table has a label; CoNLL columns always contain the tags."""
     assert columns.label is not None
-    if kind == "tagging" and ending(path) not in _ROWS:
+    if kind == "tagging" and ending(path) not in _TAGGED_ROWS:
         return True
-    names = label_columns(columns.label, kind)
     if kind == "tagging":
         names = _preferred(columns.label, "label", (*_TAGS, *ENTITIES))
-    return has_column(path, names, reading)
+        return has_column(path, names, reading, annotated_rows)
+    return has_column(path, label_columns(columns.label, kind), reading)
 
 
 def _read_spans(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
@@ -127,11 +129,11 @@ def _refuse_group(path: Path, columns: Columns, instead: str) -> None:
 
 def _read_tagged(path: Path, columns: Columns, reading: TableReadOptions) -> Split:
     kind = ending(path)
-    if kind in _ROWS:
+    if kind in _TAGGED_ROWS:
         return _read_tagged_objects(path, columns, reading)
-    if kind in (".csv", ".json"):
+    if kind in (".csv", ".spacy"):
         raise UsageError(
-            f"{path}: tags are read from CoNLL columns, .conllu, .jsonl or .parquet, not from {kind}; one JSON"
+            f"{path}: tags are read from CoNLL columns, .conllu, .json, .jsonl or .parquet, not from {kind}; one JSON"
             ' object per line, {"words": [...], "tags": [...]} or {"text": T, "entities": [{"start", "end", "label"}]}'
         )
     reading.only(path)
@@ -168,7 +170,7 @@ def _read_tagged_objects(path: Path, columns: Columns, reading: TableReadOptions
             raise DataError(f"{where}: {len(words)} words and {len(tags)} tags; expected one tag per word")
         return TaggedExample(name, words, tags, document)
 
-    found = read_rows(path, columns, reading, example, notes)
+    found = read_rows(path, columns, reading, example, notes, annotated_rows)
     examples = [each for each in found.examples if isinstance(each, TaggedExample)]
     examples = _in_iob2(examples, notes)
     examples = [*alone(examples)] if documents == [None] else examples

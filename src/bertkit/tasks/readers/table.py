@@ -39,6 +39,7 @@ from bertkit.text.lines import ending
 log = logging.getLogger(__name__)
 
 Labelled = TypeVar("Labelled", TextExample, TaggedExample, ChoiceExample, SentenceExample)
+RowSource = Callable[[Path, TableReadOptions, SkippedRows], RowsOrBad]
 
 ROWS_AT_ONCE = 256
 """Rows read at once from a Parquet file, in which a value that is stored once may be the text of every row."""
@@ -174,6 +175,7 @@ def read_rows(
     reading: TableReadOptions,
     example: Callable[[dict[str, Any], str, str], Labelled],
     notes: Notes,
+    source: RowSource | None = None,
 ) -> Split:
     """Read a table as a split: its rows as examples, without those that are left out.
 
@@ -183,6 +185,7 @@ def read_rows(
         reading: the settings.
         example: makes an example of a row, its id and its place.
         notes: what was noticed; rows that are left out are added.
+        source: reads the rows, by default `rows_or_bad`.
 
     Raises:
         UsageError: an unknown file ending.
@@ -190,14 +193,14 @@ def read_rows(
     """
     left_out = SkippedRows(skip_bad=reading.skip_bad_rows)
     rows: list[tuple[str, Labelled, str]] = []
-    for number, (where, record) in enumerate(rows_or_bad(path, reading, left_out)):
+    for number, (where, record) in enumerate((source or rows_or_bad)(path, reading, left_out)):
         if record is None:
             continue
         try:
             made = example(record, row_id(record, columns, number, where), where)
             rows.append((where, made, "" if columns.group is None else _group(record, columns.group, where, reading)))
         except MissingColumnError as fault:
-            if _kind(path) != ".jsonl":  # all rows have the columns of the first line
+            if ending(path) not in (".jsonl", ".json"):  # all rows have the columns of the first line
                 raise MissingColumnError(str(fault).replace(where, str(path), 1)) from fault
             left_out.bad(where, fault)
         except DataError as fault:
@@ -241,9 +244,9 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     return ((where, record) for where, record in rows if record is not None)
 
 
-def has_column(path: Path, names: Collection[str], reading: TableReadOptions) -> bool:
+def has_column(path: Path, names: Collection[str], reading: TableReadOptions, source: RowSource | None = None) -> bool:
     """Whether any row of a table has one of these columns."""
-    rows = rows_or_bad(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
+    rows = (source or rows_or_bad)(path, reading, SkippedRows(skip_bad=reading.skip_bad_rows))
     return any(name in row for _, row in rows if row is not None for name in names)
 
 
