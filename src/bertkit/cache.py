@@ -34,6 +34,7 @@ KINDS = {
     "rates": "highest rates of matrix products",
     "kernels": "loops compiled for this processor",
     "fetched": "texts, shards and models of stores (s3://, gs://, file://)",
+    "tables": "examples of the Hub (hub:ORG/NAME)",
     "adapters": "models with an adapter of PEFT merged into them",
 }
 """The directories below the root of all caches, and their contents; an entry is a file or directory in one of them."""

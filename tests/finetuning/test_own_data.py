@@ -121,7 +121,7 @@ def test_a_run_records_that_equal_texts_are_together_and_older_runs_split_as_the
 
     def texts(name: str, split: SplitSettings) -> list[str]:
         changed = task.model_copy(update={"split": split})
-        return [str(getattr(each, "text", "")) for each in read_own_split(changed, name, table).examples]
+        return [str(getattr(each, "text", "")) for each in read_own_split(changed, name, str(table)).examples]
 
     recorded = recipe.task.split
     earlier = recorded.model_copy(update={"duplicates": None})  # the key did not exist
@@ -196,7 +196,7 @@ def test_a_file_is_split_once_for_train_dev_and_all_folds(
     for fold in range(split.get("folds", 1)):
         settings = SplitSettings(**split, **({"fold": fold} if way == "folds" else {}))
         task = CustomTask(train=str(place.table), split=settings, columns=COLUMNS)
-        train, held = (read_own_split(task, name, place.table).examples for name in ("train", "dev"))
+        train, held = (read_own_split(task, name, str(place.table)).examples for name in ("train", "dev"))
         assert not {each.id for each in train} & {each.id for each in held}
         assert len(train) + len(held) == COUNT
         dev += [each.id for each in held]

@@ -55,7 +55,7 @@ def data(
             "--data",
             metavar="F",
             help="Labelled examples in a format that fine-tuning reads: .csv, .tsv, .jsonl, .parquet; CoNLL columns"
-            " (tagging); SQuAD's .json (question answering).",
+            " (tagging); SQuAD's .json (question answering); or hub:ORG/NAME[:CONFIG[:SPLIT]].",
         ),
     ],
     metric: Metrics = None,

@@ -51,7 +51,7 @@ InputFile = Annotated[
         metavar="FILE",
         show_default=False,
         help="Input: plain lines, .jsonl, .csv, .tsv, .parquet, .conll or .conllu (for a tagger), .json (SQuAD), also"
-        " compressed; - or no FILE: stdin.",
+        " compressed; hub:ORG/NAME[:CONFIG[:SPLIT]]; - or no FILE: stdin.",
     ),
 ]
 
@@ -227,8 +227,9 @@ def predict(
     from bertkit.inference.predict_input import form_of, require_input_file
     from bertkit.inference.prediction_files import FORMS, prediction_form
     from bertkit.inference.vector_files import form_of_output, require_output
+    from bertkit.tasks.readers.hub_table import table_file
 
-    path = None if file is None or str(file) == "-" else file
+    path = None if file is None or str(file) == "-" else table_file(str(file), "test", offline=common.offline)
     if path is not None:
         require_input_file(path)
     if writing.out is not None:

@@ -82,7 +82,7 @@ class DistillArguments(FinetuneArguments):
         if self.control:
             update["control"] = True
         recipe = changed(recipe.model_copy(update=update), list(self.overrides))
-        return with_split_hash(resolved_distillation(self.with_seed(recipe)))
+        return with_split_hash(resolved_distillation(self.with_seed(recipe)), offline=self.offline)
 
     def before(self, recipe: FinetuneRecipe) -> DistillRecipe | None:
         assert isinstance(recipe, DistillRecipe)

@@ -33,6 +33,7 @@ from bertkit.tasks.base import Prediction, Task
 from bertkit.tasks.classification import TEMPERATURE, TextTask
 from bertkit.tasks.examples import Split, TaggedExample, match_label_case
 from bertkit.tasks.readers import Columns, read_own
+from bertkit.tasks.readers.hub_table import table_file
 from bertkit.tasks.readers.load import READERS
 from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.table import rows_or_bad
@@ -54,7 +55,7 @@ class NewData:
     """A labelled file.
 
     Attributes:
-        path: a file in a format that fine-tuning on this kind of task reads.
+        path: a file in a format that fine-tuning on this kind of task reads, or a table of the Hub.
         columns: columns named on the command line, by their field of `Columns`.
         metrics: additional metrics to report: names of `evaluate`, or scripts.
         reading: settings of `TableReadOptions` from the command line, which replace those of the training data.
@@ -73,6 +74,8 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
         UsageError: the kind of task is not read from such a file.
         DataError: no such file or model, missing columns, examples without a label, or labels unknown to the model.
     """
+    source = str(data.path)
+    data = replace(data, path=table_file(source, "test", offline=arguments.offline))
     if not data.path.is_file():
         raise DataError(f"{data.path}: {'is a directory; name a file in it' if data.path.is_dir() else 'no such file'}")
     predictor = Predictor.load(arguments.model, arguments.engine(), offline=arguments.offline)
@@ -84,7 +87,8 @@ def evaluate_data(arguments: EvalArguments, data: NewData, *, progress: Progress
 
     def compute(run: RunDirectory) -> dict[str, Any]:
         known = replace(split, examples=examples)
-        return {"suite": SUITE, "model": arguments.model, **_scored(run, predictor, data.path, known, progress)}
+        scored = _scored(run, predictor, data.path, known, progress)
+        return {"suite": SUITE, "model": arguments.model, **scored, "data": source}
 
     return measure_or_reuse(_identity(arguments, predictor, data), arguments, compute)
 

@@ -28,6 +28,7 @@ from bertkit.finetuning.recipe import (
 from bertkit.finetuning.trainer import Finetuner
 from bertkit.models.files.hub import read_config
 from bertkit.run.directory import RECIPE, RunDirectory
+from bertkit.tasks.readers.hub_table import PREFIX
 from bertkit.tasks.spec import LONGEST_NAME
 from bertkit.training.plan import PlannedTeacher
 from bertkit.training.run import RunArguments
@@ -128,7 +129,7 @@ class FinetuneArguments(RunArguments[FinetuneRecipe]):
             recipe = recipe.model_copy(update={"model": absolute(self.default_model)})
         if recipe.name == _UNNAMED:
             recipe = recipe.model_copy(update={"name": _name_of(_entries(recipe.task), recipe.model)})
-        return with_split_hash(resolved(self.with_seed(recipe)))
+        return with_split_hash(resolved(self.with_seed(recipe)), offline=self.offline)
 
     def with_data(self, recipe: AnyRecipe) -> AnyRecipe:
         """The recipe with the command line's task and folder."""
@@ -235,7 +236,8 @@ def _name_of(tasks: Sequence[TaskEntry], model: str | None) -> str:
 def _absolute_files(task: CustomTask) -> CustomTask:
     names = ("train", "test") if task.dev_task is not None else ("train", "dev", "test")
     files = {split: getattr(task, split) for split in names}
-    found = {split: str(Path(file).expanduser().absolute()) for split, file in files.items() if file is not None}
+    own = {split: file for split, file in files.items() if file is not None and not file.startswith(PREFIX)}
+    found = {split: str(Path(file).expanduser().absolute()) for split, file in own.items()}
     return task.model_copy(update=found)
 
 

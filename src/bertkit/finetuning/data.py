@@ -405,7 +405,7 @@ def load_examples(recipe: FinetuneRecipe, split: str, *, offline: bool = False) 
     files = recipe.spec.splits
     if split not in files:
         raise UsageError(f"task.{split}: no file is given for this split; there are: {', '.join(files)}")
-    return read_own_split(recipe.task, split, Path(files[split][0]))
+    return read_own_split(recipe.task, split, files[split][0], offline=offline)
 
 
 def fewer(split: Split, count: int | None, seed: int) -> Split:

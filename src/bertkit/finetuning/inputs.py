@@ -15,6 +15,7 @@ from bertkit.recipe.header import RecipeHeader
 from bertkit.settings import Settings, UnreadKey
 from bertkit.tasks.catalogue import TASKS, Kind, plain
 from bertkit.tasks.readers import Columns, TableReadOptions
+from bertkit.tasks.readers.hub_table import PREFIX
 from bertkit.tasks.spec import LONGEST_NAME, other_name
 
 
@@ -93,7 +94,8 @@ class CustomTask(Settings):
         description="Kind of task: what is predicted; of --train, by default that of the recipe's task.",
     )
     train: str = Field(
-        description="Training examples: a table (.csv, .tsv, .jsonl, .parquet) or a file in the kind's own format."
+        description="Training examples: a table (.csv, .tsv, .jsonl, .parquet), a file in the kind's own format, or a"
+        " data set of the Hub, hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]."
     )
     dev: str | None = Field(
         None,
@@ -142,7 +144,7 @@ class CustomTask(Settings):
     @property
     def dev_task(self) -> str | None:
         """The published task whose dev split is evaluated, if `dev` names one and there is no such file."""
-        if self.kind != "embedding" or self.dev is None or Path(self.dev).exists():
+        if self.kind != "embedding" or self.dev is None or self.dev.startswith(PREFIX) or Path(self.dev).exists():
             return None
         known = {plain(name): spec for name, spec in TASKS.items()}
         spec = known.get(plain(Path(self.dev).name))

@@ -23,6 +23,7 @@ from bertkit.finetuning.splitting import duplicates, folds, held_out
 from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import Split
 from bertkit.tasks.readers import Columns, TableReadOptions, read_own, read_perhaps_labelled
+from bertkit.tasks.readers.hub_table import PREFIX, hub_sha256, table_file
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +33,29 @@ FROM_ONE_FILE = ("train", "dev")
 """The splits that are made from one file."""
 
 
-def read_own_split(task: CustomTask, split: str, file: Path) -> Split:
+def read_own_split(task: CustomTask, split: str, source: str, *, offline: bool = False) -> Split:
     """The examples of one split.
 
     Args:
         task: the user's own.
         split: its name; train and dev need labels, others may have them.
-        file: the split's file.
+        source: the split's file, or a table of the Hub.
+        offline: use only the Hub's local cache.
 
     Raises:
         UsageError: the file cannot be split as requested.
         DataError: the file is invalid, or has changed since it was first split.
     """
     settings, columns = task.split, task.columns
-    if settings is None or split not in FROM_ONE_FILE:
+    in_one_file = settings is not None and split in FROM_ONE_FILE
+    file = table_file(source, "train" if in_one_file else split, offline=offline)
+    if settings is None or not in_one_file:
         read = read_own if split in FROM_ONE_FILE else read_perhaps_labelled
         return read(file, task.kind, columns.model_copy(update={"group": None}), task.reading)
-    if settings.sha256 is not None and _hash_of(file) != settings.sha256:
+    if settings.sha256 is not None and _hash_of(source, offline=offline) != settings.sha256:
         raise DataError(
-            f"{file}: has changed since it was split into train and dev, so examples could move from one to the other;"
-            " restore the file, or start a new run"
+            f"{source}: has changed since it was split into train and dev, so examples could move from one to the"
+            " other; restore the file, or start a new run"
         )
     modified = file.stat().st_mtime_ns if file.exists() else 0  # its reader reports a missing file
     of_all_folds = settings.model_copy(update={"fold": None})
@@ -115,14 +119,14 @@ def write_split(run: Path, task: Any, name: str, splits: Mapping[str, Split]) ->
         )
 
 
-def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
+def with_split_hash(recipe: AnyRecipe, *, offline: bool = False) -> AnyRecipe:
     """The recipe with the hash of each file that is split, and what happens to its duplicates; both become part of its
     identity."""
 
     def hashed(entry: Any) -> Any:
         if not isinstance(entry, CustomTask) or entry.split is None or entry.split.sha256 is not None:
             return entry
-        update: dict[str, Any] = {"sha256": _hash_of(Path(entry.train))}
+        update: dict[str, Any] = {"sha256": _hash_of(entry.train, offline=offline)}
         if entry.may_have_duplicates:
             update["duplicates"] = entry.split.duplicates or "together"
         return entry.model_copy(update={"split": entry.split.model_copy(update=update)})
@@ -132,9 +136,11 @@ def with_split_hash(recipe: AnyRecipe) -> AnyRecipe:
     return recipe.model_copy(update={"task": found})
 
 
-def _hash_of(file: Path) -> str | None:
+def _hash_of(source: str, *, offline: bool) -> str | None:
     """None for a file that cannot be read, which its reader reports."""
+    if source.startswith(PREFIX):
+        return hub_sha256(source, "train", offline=offline)
     try:
-        return sha256_of(file.expanduser())
+        return sha256_of(Path(source).expanduser())
     except OSError:
         return None

@@ -31,6 +31,7 @@ from bertkit.tasks.catalogue import FinetuneDefaults, Kind, TaskSpec, find_task
 from bertkit.tasks.choice import ChoiceSettings
 from bertkit.tasks.classification import TextSettings
 from bertkit.tasks.embedding.settings import EmbeddingSettings
+from bertkit.tasks.readers.hub_table import PREFIX
 from bertkit.tasks.span import SpanSettings
 from bertkit.tasks.spec import LONGEST_NAME
 from bertkit.tasks.tagging import TaggingSettings
@@ -276,7 +277,8 @@ def own_spec(task: CustomTask) -> TaskSpec:
 
 def _name_of(task: CustomTask) -> str:
     """A task's name from its file; `train` alone is not used, since it would look like the evaluated split."""
-    words = re.split(r"[\W_]+", Path(task.train).name.partition(".")[0])
+    file = re.sub("@[^:]*", "", task.train) if task.train.startswith(PREFIX) else task.train
+    words = re.split(r"[\W_]+", Path(file).name.partition(".")[0])
     rest = [word for word in words if word and word.lower() not in ("train", "training")]
     found = "-".join(rest) or re.sub(r"[^\w+-]+", "-", task.columns.named_label or "").lstrip("+-") or task.kind
     return found[:LONGEST_NAME]

@@ -42,15 +42,9 @@ def read_hub(spec: TaskSpec, split: str, *, offline: bool = False) -> Split:
         )
     name = copy.splits.get(split, split)
     offline = is_offline(offline)
-    import datasets
-    import datasets.exceptions
-    import pyarrow
-
-    faults = (*hub_errors(), ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError)
     try:
-        with without_network(offline):
-            rows = _loaded(datasets, copy.id, copy.config, name, offline=offline)
-    except faults as fault:
+        rows = loaded(copy.id, copy.config, name, offline=offline)
+    except load_faults() as fault:
         remedy = "it is not in the local cache and the network is off" if offline else first_line(fault)
         raise DataError(
             f"hub:{copy.id}, {copy.config}, {name}: cannot be loaded: {remedy}; give the official files with "
@@ -72,15 +66,42 @@ def _commit(hub_id: str, *, offline: bool) -> str | None:
     return commit
 
 
-def _loaded(datasets: Any, hub_id: str, config: str | None, split: str, *, offline: bool) -> Any:
+def load_faults() -> tuple[type[Exception], ...]:
+    """The exceptions of `loaded` that the name, the data set or the network cause."""
+    import datasets.exceptions
+    import pyarrow
+
+    return (*hub_errors(), ValueError, RuntimeError, pyarrow.ArrowException, datasets.exceptions.DatasetsError)
+
+
+def loaded(repository: str, config: str | None, split: str, *, offline: bool) -> Any:
+    """A split as a `datasets.Dataset`, from the Hub or from its local cache.
+
+    Args:
+        repository: `ORG/NAME` or `ORG/NAME@REVISION`, or a directory.
+        config: the data set's configuration; None: its only one.
+        split: its name on the Hub.
+        offline: use no network.
+
+    Raises:
+        Exception: one of `load_faults`.
+    """
+    with without_network(offline):
+        return _loaded(repository, config, split, offline=offline)
+
+
+def _loaded(repository: str, config: str | None, split: str, *, offline: bool) -> Any:
+    import datasets
+
+    hub_id = repository.partition("@")[0]
     try:
-        return datasets.load_dataset(hub_id, config, split=split, revision=_commit(hub_id, offline=offline))
+        return datasets.load_dataset(hub_id, config, split=split, revision=_commit(repository, offline=offline))
     except (OSError, ValueError, RuntimeError) as fault:
         # The library does not run a data set that is a script. It reports this only online; offline it reports only
         # that it has no copy.
         if not offline and "scripts are no longer supported" not in str(fault):
             raise
-        files = _exported(hub_id, f"{config}/{split}/*.parquet", offline=offline)
+        files = _exported(hub_id, f"{config or 'default'}/{split}/*.parquet", offline=offline)
         if not files:
             raise
         log.info("hub:%s is a script, which is not run; reading its Parquet export instead", hub_id)
@@ -119,7 +140,7 @@ def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) ->
     layout, notes = layout_of(spec), Notes()
     for column in (*layout.columns, *([] if split.startswith("test") else [layout.label])):
         position(rows.column_names, (column,), str(source))
-    names = partial(_name, names=_class_names(rows.features.get(layout.label)), spec=spec, layout=layout)
+    names = partial(_name, names=class_names(rows.features.get(layout.label)), spec=spec, layout=layout)
     make = {"tagging": _tagged, "span": _question, "choice": _choice}.get(spec.kind, _text)
     examples: list[Example] = []
     for number, record in enumerate(rows):
@@ -133,7 +154,7 @@ def examples_of(rows: Any, spec: TaskSpec, split: str, *, source: str | Path) ->
     return notes.split(examples, source)
 
 
-def _class_names(feature: Any) -> list[str] | None:
+def class_names(feature: Any) -> list[str] | None:
     """The names of numbered labels; for tags, those of the list's items."""
     feature = getattr(feature, "feature", feature)
     names = getattr(feature, "names", None)
