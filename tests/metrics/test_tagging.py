@@ -18,6 +18,7 @@ from bertkit.metrics.tagging import (
     conlleval,
     conlleval_spans,
     iob2_spans,
+    split_tag,
     strict_iob2,
 )
 
@@ -131,3 +132,10 @@ def test_sentences_that_do_not_match_are_refused_by_number() -> None:
 def test_tags_without_chunks_are_told_with_the_metric_for_them() -> None:
     with pytest.raises(DataError, match=r"tag 'NN' is neither O .* --set 'task.metrics=\[accuracy\]'"):
         conlleval([["NN", "O"]], [["NN", "O"]])
+
+
+def test_numbered_tags_are_told_with_their_own_remedy() -> None:
+    with pytest.raises(DataError, match="tag '3' .* write the names that the numbers stand for"):
+        split_tag("3")
+    with pytest.raises(DataError, match=r"tag 'ADP' .* task\.metrics=\[accuracy\]"):
+        split_tag("ADP")

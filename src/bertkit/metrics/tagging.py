@@ -42,8 +42,13 @@ def split_tag(tag: str) -> tuple[str, str]:
     prefix = _BIOES_OF.get(prefix, prefix)
     if prefix not in ("B", "I", "O", "E", "S") or (prefix == "O" and dash):
         raise DataError(
-            f"tag {tag!r} is neither O nor a prefix B, I, E or S with a type, such as B-PER; tags that mark no chunks,"
-            " such as parts of speech, are scored by accuracy: --set 'task.metrics=[accuracy]'"
+            f"tag {tag!r} is neither O nor a prefix B, I, E or S with a type, such as B-PER; "
+            + (
+                "write the names that the numbers stand for (hub:ORG/NAME reads them)"
+                if tag.isdigit()
+                else "tags that mark no chunks, such as parts of speech, are scored by accuracy:"
+                " --set 'task.metrics=[accuracy]'"
+            )
         )
     return prefix, "" if prefix == "O" else kind or NO_TYPE
 

@@ -184,10 +184,13 @@ def test_a_batch_may_be_cut_unless_the_loss_compares_its_examples(case: str) -> 
         (MultipleNegativesLoss(), 2, "cosine"),
         (MultipleNegativesLoss(similarity="dot", scale=1.0), 2, "dot"),
         (MarginLoss(), 3, "dot"),
+        (ContrastiveLoss(), 2, "cosine"),
+        (TripletLoss(distance="cosine"), 3, "cosine"),
+        (TripletLoss(), 3, None),
     ],
 )
 def test_a_model_is_marked_cosine_if_the_loss_ignores_the_lengths_of_vectors(
-    loss: EmbeddingLoss, texts: int, similarity: str
+    loss: EmbeddingLoss, texts: int, similarity: str | None
 ) -> None:
     vectors, lengths = drawn(13, texts, 8), 0.5 + torch.rand(13, texts, 1, generator=torch.Generator().manual_seed(1))
     target = scores(13)[:, None] if texts == 3 else scores(13)

@@ -84,7 +84,7 @@ class EmbeddingLoss(Settings):
     def compared_by(self) -> Similarity | None:
         """The similarity that is trained, by which the finished model's vectors are compared; None: the initial
         model's."""
-        return None
+        return "cosine" if getattr(self, "distance", None) == "cosine" else None
 
     def count(self, examples: int) -> int:
         """The divisor of the sum: the number of examples, or 1 for a loss of the batch as a whole."""
