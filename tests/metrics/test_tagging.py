@@ -135,7 +135,7 @@ def test_tags_without_chunks_are_told_with_the_metric_for_them() -> None:
 
 
 def test_numbered_tags_are_told_with_their_own_remedy() -> None:
-    with pytest.raises(DataError, match="tag '3' .* write the names that the numbers stand for"):
+    with pytest.raises(DataError, match=r"tag '3' .* write the names that the numbers stand for"):
         split_tag("3")
-    with pytest.raises(DataError, match=r"tag 'ADP' .* task\.metrics=\[accuracy\]"):
+    with pytest.raises(DataError, match=r"tag 'ADP' .*task\.metrics=\[accuracy\]"):
         split_tag("ADP")
