@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,12 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) ->
 def test_the_large_released_model_is_refused() -> None:
     with pytest.raises(ValueError, match="div_val is 4"):
         TransformerXlConfig.from_hub({"d_model": 30, "n_head": 5, "div_val": 4})
+
+
+def test_flops_count_the_clusters_as_often_as_their_words_are_targets() -> None:
+    shares = [math.log((rank + 2) / (rank + 1)) / math.log(1001) for rank in range(1000)]
+    further = [0] * 50 + [250] * 250 + [700] * 700
+    assert sum(shares) == pytest.approx(1)
+    expected = 50 + 2 + sum(share * rows for share, rows in zip(shares, further, strict=True))
+    assert AdaptiveDecoder(1000, 8, [50, 300]).output_rows(1000) == pytest.approx(expected)
+    assert AdaptiveDecoder(1000, 8, []).output_rows(1000) == 1000

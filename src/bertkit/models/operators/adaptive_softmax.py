@@ -13,6 +13,7 @@ softmax.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -161,6 +162,14 @@ class AdaptiveDecoder(VocabularyHead):
         clusters = len(self.ends) - 1
         self.cluster_weight = nn.Parameter(torch.zeros(clusters, embedding_width)) if clusters else None
         self.cluster_bias = nn.Parameter(torch.zeros(clusters)) if clusters else None
+
+    def output_rows(self, vocab_size: int) -> float:
+        """The first softmax, and a cluster's as often as its words are targets by Zipf's law: the word of rank r has
+        the share log((r + 2) / (r + 1)) / log(V + 1)."""
+        rows = float(self.ends[0] + len(self.ends) - 1)
+        for low, high in pairwise(self.ends):
+            rows += (high - low) * math.log((high + 1) / (low + 1)) / math.log(vocab_size + 1)
+        return rows
 
     def project(self, hidden_MD: Tensor, word_embedding_VE: Tensor) -> VocabularyProjection:
         if self.cluster_weight is None or self.cluster_bias is None:
