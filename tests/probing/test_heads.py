@@ -27,7 +27,7 @@ from bertkit.models.scoring.rules import choose_rule
 from bertkit.models.sentence import SentenceModel
 from bertkit.probing.heads import HeadsSettings
 from bertkit.probing.heads.measure import HalfRetrieval, WordLoss, halves
-from bertkit.probing.heads.report import HeadResults, heads_report
+from bertkit.probing.heads.report import HeadResults, _draw_heads, heads_report
 from bertkit.probing.heads.run import probe_heads
 from bertkit.probing.run import ProbeArguments, ProbeResult
 from bertkit.probing.sentences import Sentence, TextEncoder
@@ -243,6 +243,13 @@ def test_a_lower_error_is_better(tmp_path: Path) -> None:
         assert float(row["score_without"]) - float(row["worse_by"]) == pytest.approx(summary["score"])
     # Train and dev are one file, and the hashes of both are recorded.
     assert probed.results["data"] == [f"{table_file} (dev)", f"{table_file} (train)"]
+
+
+def test_the_titles_of_few_heads_fit_into_the_figure() -> None:
+    values = {key: [0.5, 0.2] for key in ("importance_normalised", "worse_by", "alone_worse_by")}
+    figure = _draw_heads("", (10_000, 10_000), {"layer": [1, 1], "head": [1, 2]} | values)
+    figure.draw_without_rendering()
+    assert figure.axes[2].title.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_undefined_scores_are_never_the_best() -> None:

@@ -174,6 +174,7 @@ def test_the_report_says_who_had_more_candidates_and_what_is_at_an_edge() -> Non
     text = report(of, results, ["scores.png", "scores.svg"])
     assert "among 3 candidates (causal 6, with additional keys), with 0.5 of the budget and seed 9" in text
     assert "peak 0.01 (at the edge: peak)" in text
+    assert "| arm | seeds | steps | tokens | FLOPs | held_out | other (x 100) |" in text
     assert "| causal | 2 | 6 | 0.00 M | 1.23e+06 | 4.000 ± 0.707 | – |" in text
     assert "| causal | +0.500 (+0.500 to +0.500) | – |" in text
     assert (

@@ -38,6 +38,11 @@ def factor(higher: bool) -> float:
     return 100.0 if higher else 1.0
 
 
+def label(about: Mapping[str, Any]) -> str:
+    """The title of a measure of `results["measures"]`, with its scale for display."""
+    return str(about["title"]) + (" (x 100)" if factor(about["higher_is_better"]) > 1 else "")
+
+
 def _draw_scores(stem: Path, study: Study, results: Mapping[str, Any]) -> list[Path]:
     """One panel per measure, one line per arm."""
     names = [name for name in study.measures if any(own[name] for own in results["scores"].values())]
@@ -65,7 +70,7 @@ def _draw_scores(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
         panel.set_yticks(range(len(arms)), [arm.replace("_", " ") for arm in arms] if number == 0 else [""] * len(arms))
         panel.set_ylim(-0.6, len(arms) - 0.4)
         panel.locator_params(axis="x", nbins=5)
-        plain(panel, x=about["title"] + (" (x 100)" if scale > 1 else ""), y="")
+        plain(panel, x=label(about), y="")
     return save(figure, stem)
 
 
@@ -163,7 +168,7 @@ def _draw_curves(stem: Path, study: Study, results: Mapping[str, Any]) -> list[P
             panel.set_yscale("log")
             panel.yaxis.set_major_formatter("{x:g}")
             panel.yaxis.set_minor_formatter("{x:g}")
-        plain(panel, x="training FLOPs", y=about["title"] + (" (x 100)" if scale > 1 else ""))
+        plain(panel, x="training FLOPs", y=label(about))
     drawn = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     figure.legend(list(drawn.values()), list(drawn), frameon=False, fontsize="small", loc="outside right center")
     return save(figure, stem)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertkit.study.curves import mean_of
-from bertkit.study.plots import factor
+from bertkit.study.plots import factor, label
 from bertkit.study.settings import Study
 from bertkit.study.study_runs import short_key, shown_setting
 
@@ -78,7 +78,7 @@ def _choice(study: Study, results: Mapping[str, Any]) -> str:
         chosen = "none has a score" if own["setting"] is None else shown_setting(own["setting"]).rstrip(", ")
         edge = f" (at the edge: {', '.join(map(short_key, own['at_edge']))})" if own["at_edge"] else ""
         rows.append([arm, f"{chosen}{edge}", tried])
-    return table(["arm", "chosen", "score of each candidate"], rows)
+    return table(["arm", "chosen", "score of each candidate" + (" (x 100)" if scale > 1 else "")], rows)
 
 
 def _scores(study: Study, results: Mapping[str, Any]) -> str:
@@ -91,7 +91,7 @@ def _scores(study: Study, results: Mapping[str, Any]) -> str:
         flops = NONE if computed is None else f"{computed:.3g}"
         cells = [_summary(own[name], factor(measure.higher)) for name, measure in study.measures.items()]
         rows.append([arm, sum(run["tokens"] is not None for run in runs), steps, tokens, flops, *cells])
-    titles = [measure["title"] for measure in results["measures"].values()]
+    titles = list(map(label, results["measures"].values()))
     return table(["arm", "seeds", "steps", "tokens", "FLOPs", *titles], rows)
 
 
@@ -128,7 +128,7 @@ def _differences(study: Study, results: Mapping[str, Any]) -> str:
         [arm, *(_interval(own[name], factor(measure.higher)) for name, measure in study.measures.items())]
         for arm, own in results["differences"].items()
     ]
-    titles = [measure["title"] for measure in results["measures"].values()]
+    titles = list(map(label, results["measures"].values()))
     text = (
         f"Arm minus {results['baseline']}, paired by seed, with the 95% t interval of the mean. Each interval is for a"
         " single comparison; about one in twenty misses the true difference by chance."
@@ -144,7 +144,8 @@ def _claims(study: Study, results: Mapping[str, Any]) -> str:
         found = _interval(claim["difference"], scale)
         margin = f" (margin {scale * claim['margin']:g})" if claim["margin"] else ""
         margin += f" ({100 * claim['confidence']:g}% interval)" if claim.get("confidence", 0.95) != 0.95 else ""
-        compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{margin}"
+        unit = " (x 100)" if scale > 1 else ""
+        compared = f"{claim['arm']} {claim['expects']} than {claim['against']} in {' and '.join(names)}{unit}{margin}"
         reason = f": {claim['reason']}" if claim.get("reason") else ""
         rows.append([with_source(claim), compared, found, f"**{claim['verdict']}**{reason}"])
     return table(["claim", "comparison", "difference", "verdict"], rows)

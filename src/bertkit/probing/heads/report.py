@@ -200,7 +200,7 @@ def _draw_heads(title: str, examples: tuple[int, int], table: Table) -> Figure:
     panels = {
         "importance_normalised": f"importance, L2 norm 1 per layer\n(n = {examples[0]:,} examples)",
         "worse_by": f"worse by, without this head\n(n = {examples[1]:,})",
-        "alone_worse_by": "worse by, with only this head in its layer",
+        "alone_worse_by": "worse by, with only this head\nin its layer",
     }
     for axis, (column, heading) in zip(axes, panels.items(), strict=True):
         # Pruned heads have no cell.
