@@ -16,7 +16,8 @@ from bertkit.errors import UsageError
 from bertkit.finetuning.recipe import load_finetune_recipe
 from bertkit.pretraining.recipe import load_recipe
 from bertkit.recipe.dump import dump_recipe
-from bertkit.recipe.resolve import Override, load_as, resolve_recipe, with_overrides
+from bertkit.recipe.resolve import Override, load_as, resolve_recipe, with_overrides, with_values
+from bertkit.recipe.tree import read_tree
 
 BASE = """\
 name: the-base
@@ -257,3 +258,16 @@ def test_a_recipe_of_another_kind_is_refused_with_the_command_that_runs_it(
     with pytest.raises(UsageError) as caught:
         run_by(recipe)
     assert str(caught.value) == f"{recipe} is a recipe {told}"
+
+
+def test_an_option_is_not_undone_by_a_set_of_its_section() -> None:
+    """`--lr 1e-4 --set optimisation.optimizer={name: lamb}`; two --set count in the order in which they are written."""
+    tree = read_tree("name: x", "r.yaml")
+    section = Override("optimisation", {"steps": 7}, "--set optimisation={steps: 7}")
+    option = Override("optimisation.peak", 0.5, "--lr")
+    found = with_values(tree, [option, section]).plain()
+    assert found["optimisation"] == {"steps": 7, "peak": 0.5}
+    earlier = Override("optimisation.peak", 0.5, "--set optimisation.peak=0.5")
+    assert with_values(tree, [earlier, section]).plain()["optimisation"] == {"steps": 7}
+    same = Override("optimisation.peak", 0.25, "--set optimisation.peak=0.25")
+    assert with_values(tree, [option, same]).plain()["optimisation"] == {"peak": 0.25}

@@ -156,12 +156,12 @@ def resolve_recipe(name: str, overrides: Sequence[Override] = ()) -> Located:
 
 
 def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
-    """A copy of a tree with overrides applied, in order.
+    """A copy of a tree with overrides applied, in order; see `_sections_first`.
 
     Raises:
         UsageError: a key names an item that a list does not have, or has too many parts.
     """
-    for override in overrides:
+    for override in _sections_first(overrides):
         keys, value = new_key(override.key).split("."), Located.of(override.value, override.place)
         if len(keys) > MAX_DEPTH:
             raise UsageError(f"{override.place}: a key of {len(keys):,} parts; recipes have at most {MAX_DEPTH} levels")
@@ -169,6 +169,19 @@ def with_values(tree: Located, overrides: Sequence[Override]) -> Located:
             value = schedule_of_name(value, tree.child(keys[0]))
         tree = _replaced(tree, keys, value, keys)
     return tree
+
+
+def _sections_first(overrides: Sequence[Override]) -> list[Override]:
+    """The overrides in order, except that an option such as --lr follows a later --set of its section, which would undo
+    it."""
+
+    def is_undone(number: int) -> bool:
+        own = overrides[number]
+        after = (new_key(each.key) for each in overrides[number + 1 :])
+        return not own.place.startswith("--set") and any(new_key(own.key).startswith(f"{key}.") for key in after)
+
+    undone = [is_undone(number) for number in range(len(overrides))]
+    return [each for last in (False, True) for each, own in zip(overrides, undone, strict=True) if own is last]
 
 
 def base_of(name: str) -> dict[str, Any]:
