@@ -76,6 +76,16 @@ def models(seed: int = 1) -> tuple[HeadedModel, HeadedModel]:
     return made
 
 
+def test_the_teacher_reads_its_own_rows_then_its_students_and_is_trained_whole() -> None:
+    _, large = models()
+    own_VD = large.encoder.word_embedding.weight.detach().clone()
+    dual = DualTeacher(large.requires_grad_(False), 9, seed=0)
+    table_ND = torch.cat([own_VD, dual.students.weight.detach()])
+    words = dual.model.encoder.get_submodule("embeddings.word")
+    assert torch.equal(words(torch.arange(len(table_ND))), table_ND)
+    assert all(parameter.requires_grad for parameter in dual.parameters())
+
+
 def test_without_the_students_share_the_text_is_what_the_teachers_tokenizer_makes() -> None:
     samples, pairs = pair_samples(student(), 23)
     mixed = objective(student_share=0).mixed(samples, DRAW)

@@ -21,13 +21,18 @@ from bertkit.evaluation.speed.footprint import outputs, task_head
 from bertkit.files import sha256_of
 from bertkit.finetuning.arguments import FinetuneArguments
 from bertkit.finetuning.inputs import CustomTask
-from bertkit.finetuning.methods.setfit import drawn_pairs
+from bertkit.finetuning.methods.setfit import Setfit, drawn_pairs
 from bertkit.finetuning.plan import finetuning_plan
 from bertkit.finetuning.run import finetune
 from bertkit.models.files.hub import load_model
 from bertkit.progress import silent_progress
 from bertkit.tasks.catalogue import TASKS
+from bertkit.tasks.classification import TextSettings, VectorClassification
+from bertkit.tasks.encoding import SequenceEncoder
+from bertkit.tasks.examples import TextExample
 from bertkit.tasks.readers import Columns
+from bertkit.text.tokenizer_files import load_tokenizer
+from bertkit.training.engine import Engine
 from bertkit.training.run import FinishedRun
 from tests.overrides import parsed
 from tests.tasks.tiny_task import reviews, write_model, write_table
@@ -53,6 +58,9 @@ class FewLabels:
 
     def run(self, *overrides: str, **fields: Any) -> FinishedRun:
         return finetune(self.request(*overrides, **fields), progress=silent_progress)
+
+
+CPU = Engine(torch.device("cpu"), bf16=False, micro_batch_tokens=4096, workers=0)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +104,20 @@ def test_the_head_is_scikit_learns_regression_on_the_vectors(finished: FinishedR
     assert list(wanted.classes_) == list(model.labels.names)
     head = model.get_submodule("vector_classification")
     weight = head.get_parameter("weight").detach().numpy()
+    np.testing.assert_allclose(weight[1] - weight[0], wanted.coef_[0], atol=2e-3)
+
+
+def test_the_regularisation_is_the_weight_of_the_squared_weights(finished: FinishedRun) -> None:
+    """scikit-learn's C is its inverse."""
+    model, _ = load_model(finished.run.model)
+    texts, names = zip(*reviews(14, 1), strict=True)
+    task = VectorClassification(model.labels, ("accuracy",), TextSettings())
+    examples = [TextExample(str(n), text, None, name) for n, (text, name) in enumerate(zip(texts, names, strict=True))]
+    features = task.encode(examples, SequenceEncoder(load_tokenizer(finished.run.model), max_tokens=40))
+    Setfit(regularisation=8.0).fit_head(model, task, features, CPU)
+    vectors = bertkit.load(str(finished.run.model)).encode(list(texts))
+    wanted = LogisticRegression(C=1 / 8, max_iter=1000).fit(vectors, names)
+    weight = model.get_parameter("vector_classification.weight").detach().numpy()
     np.testing.assert_allclose(weight[1] - weight[0], wanted.coef_[0], atol=2e-3)
 
 

@@ -32,7 +32,14 @@ from bertkit.probing.attribution.explanations import (
     rollout,
     text_maps,
 )
-from bertkit.probing.attribution.identifiability import as_tokens, identifiability, identified, linear_map, token_states
+from bertkit.probing.attribution.identifiability import (
+    as_tokens,
+    identifiability,
+    identified,
+    linear_map,
+    perceptron_map,
+    token_states,
+)
 from bertkit.probing.attribution.measure import (
     FARTHEST,
     GROUPS,
@@ -246,6 +253,20 @@ def test_a_linear_map_undoes_a_linear_map() -> None:
     assert float((guess_TD - inputs_TD).abs().max()) < 0.02
     sentence_T = np.repeat(np.arange(80), 5)
     assert identified(guess_TD, inputs_TD, sentence_T).all()
+
+
+def test_a_perceptron_learns_a_map_of_new_rows_in_any_units() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs_TD = torch.randn(1024, 12, generator=generator)
+    states_TD = inputs_TD @ torch.linalg.qr(torch.randn(16, 16, generator=generator))[0][:12]
+    plain, moved = (
+        perceptron_map(scale * states_TD[:512] + shift, inputs_TD[:512] / scale - shift, epochs=80, seed=1)
+        for scale, shift in ((1.0, 0.0), (50.0, 7.0))
+    )
+    guess_TD = plain(states_TD[512:])
+    unexplained = (guess_TD - inputs_TD[512:]).square().mean() / inputs_TD[512:].var()
+    assert float(unexplained) < 0.6
+    torch.testing.assert_close(moved(50 * states_TD[512:] + 7), guess_TD / 50 - 7, rtol=0, atol=1e-4)
 
 
 def test_identifiability_is_repeatable_and_perfect_at_the_inputs() -> None:

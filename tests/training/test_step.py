@@ -25,6 +25,7 @@ from bertkit.training import step as step_module
 from bertkit.training.config import EngineConfig
 from bertkit.training.engine import resolve_engine
 from bertkit.training.optimizers import AdamWConfig, decay_groups
+from bertkit.training.out_of_memory import MicroBatchMemoryError
 from bertkit.training.schedules import BertSchedule
 from bertkit.training.step import Step, evaluate, supports_found_inf
 from tests.data.toy_corpus import vocabulary
@@ -227,6 +228,35 @@ def test_a_group_is_updated_at_its_own_multiple_of_the_rate(early: bool, monkeyp
     torch.testing.assert_close(scaled, slow)
     assert not torch.allclose(scaled, fast)
     assert torch.equal(other, plain)
+
+
+def test_an_encoder_runs_without_dropout_exactly_while_it_is_frozen() -> None:
+    model = small_model(101, dropout=0.3)
+    training_step = step_of(model, AdamWConfig())
+    batches = [PackedBatch.from_samples(corrupted(0, 101))]
+    for is_trained, evaluated in ((False, True), (True, False), (False, False), (True, True)):
+        model.encoder.requires_grad_(is_trained)
+        model.train(not evaluated and model.training)
+        model.encoder.train(not evaluated and model.encoder.training)
+        training_step.update(batches, TERMS, 1e-3)
+        assert (model.training, model.encoder.training) == (True, is_trained)
+
+
+def test_a_full_memory_leaves_no_gradient_of_the_micro_batches_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(101)
+    training_step = step_of(model, AdamWConfig())
+    parts = corrupted(0, 101).split(60)
+    add, calls = training_step.gradient.add, iter((True, False))
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls):
+            return add(*arguments)
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(training_step.gradient, "add", failing)
+    with pytest.raises(MicroBatchMemoryError):
+        training_step.update([PackedBatch.from_samples(part) for part in parts], TERMS, 1e-3)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_biases_and_norms_alone_are_not_decayed() -> None:

@@ -262,6 +262,7 @@ def test_matryoshka_refuses_what_it_cannot_cut() -> None:
     for loss in (SoftmaxLoss(), SimcseLoss(), TsdaeLoss(), TeacherVectorLoss()):
         with pytest.raises(UsageError, match=f"{loss.name} needs whole vectors"):
             Matryoshka(widths=(24, 3)).check(loss, 24)
+    assert Matryoshka.model_validate({"widths": (8, 1)}).widths == (8, 1)
     for widths in ((3, 24), (8, 8), (4, 0), (8, 4, 0)):
         with pytest.raises(ValueError, match="in decreasing order"):
             Matryoshka(widths=widths)
