@@ -43,6 +43,16 @@ def test_json_is_one_document(bertkit: Command, model: Path, tmp_path: Path) -> 
     assert shown["largest_difference"] == 0
 
 
+def test_values_that_only_bertkit_uses_are_told(bertkit: Command, model: Path, tmp_path: Path) -> None:
+    path = model / "model" / "config.json"
+    tuned = {"label_thresholds": {"a": 0.2}, "temperature": 0.5}  # of a masked LM, which no temperature calibrates
+    path.write_text(json.dumps({**json.loads(path.read_text()), **tuned}))
+    shown = bertkit("export", model, "--to", tmp_path / "out").stderr
+    assert "`label_thresholds` in config.json was tuned on dev and is used by bertkit only" in shown
+    assert "temperature" not in shown
+    assert "tuned on dev" not in bertkit("export", model, "--to", tmp_path / "small", "--format", "int8").stderr
+
+
 def test_a_copy_that_differs_ends_with_code_5_and_leaves_nothing(
     bertkit: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from bertkit.errors import DataError
 from bertkit.evaluation.own_data import read_labelled, with_known_labels
 from bertkit.finetuning.arguments import FinetuneArguments
+from bertkit.finetuning.inputs import CustomTask
 from bertkit.finetuning.recipe import FinetuneRecipe, resolved
 from bertkit.finetuning.run import finetune
 from bertkit.metrics.classification import Accuracy
@@ -23,6 +24,7 @@ from bertkit.metrics.tagging import ChunkPrecision, ChunkRecall
 from bertkit.progress import silent_progress
 from bertkit.tasks.classification import TEMPERATURE
 from bertkit.tasks.examples import TextExample
+from bertkit.tasks.readers import Columns
 from tests.evaluation.test_additional_metrics import script
 from tests.overrides import parsed
 from tests.tasks.tiny_kinds import DEV, KINDS, write_kind
@@ -243,6 +245,14 @@ def test_published_tasks_are_read_as_tables_by_their_usual_columns(tmp_path: Pat
     assert read_labelled(recipe, official, {}).examples == expected
     named = {"text": "left", "text_pair": "right", "label": "gold"}
     assert read_labelled(recipe, own, named).examples == expected
+
+
+def test_a_file_without_the_ids_of_training_is_numbered(tmp_path: Path) -> None:
+    task = CustomTask(train="t.csv", dev="d.csv", columns=Columns(id="key"))
+    recipe = FinetuneRecipe(name="own", task=task, model="m")
+    for header, ids in (("key,text,label", ["7"]), ("text,label", ["0"])):
+        (tmp_path / "new.csv").write_text(f"{header}\n{'7,' * ('key' in header)}good,yes\n")
+        assert [each.id for each in read_labelled(recipe, tmp_path / "new.csv", {}).examples] == ids
 
 
 def test_intervals_are_percentiles_over_resamples() -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
 import bertkit as package
-from bertkit.errors import DataError, StoppedError
+from bertkit.errors import DataError, StoppedError, UsageError
 from bertkit.inference import embed as job
 from bertkit.inference.embed import InputText, embed_to_file
 from bertkit.inference.embed_settings import EmbedSettings
@@ -145,6 +145,22 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(model: Path, tmp_path: Path) ->
             part.write(b"torn")
         embed_to_file(embedder, texts, resumed, EmbedSettings(), source=source)
         assert resumed.read_bytes() == straight.read_bytes()
+
+
+def test_a_second_command_does_not_write_into_the_same_file(model: Path, tmp_path: Path) -> None:
+    embedder, out = Embedder.load(model, engine()), tmp_path / "v.npy"
+    refused = pytest.raises(DataError, match=r"v\.npy: another process is writing it; wait for that")
+
+    def texts() -> Iterator[InputText]:
+        yield InputText("0", "a", "")
+        with refused:
+            embed_to_file(embedder, [InputText("0", "b", "")], out, EmbedSettings(), source={})
+
+    embed_to_file(embedder, texts(), out, EmbedSettings(), source={})
+    np.testing.assert_array_equal(np.load(out), embedder.encode(["a"]))
+    with pytest.raises(UsageError):
+        embed_to_file(embedder, [], tmp_path / "v.doc", EmbedSettings(), source={})
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("v.")] == ["v.npy"]
 
 
 def _stopping(texts: list[InputText]) -> Any:

@@ -236,6 +236,12 @@ def test_the_card_imports_transformers_only_for_what_it_has(tmp_path: Path, fami
             "text-classification",
             'model.predict([("A text.", "',
         ),
+        (
+            "BertForSequenceClassification",
+            {"task": {"train": "hub:org/reviews@main:en:train", "columns": {"text": "a"}}},
+            "text-classification",
+            'model.predict(["A text."])',
+        ),
         ("GPT2LMHeadModel", {}, "text-generation", 'model.generate("'),
         ("T5ForConditionalGeneration", {"objective": [{"seq2seq_lm": {}}]}, "translation", 'model.generate("'),
         ("T5ForConditionalGeneration", {"objective": [{"span_corruption": {}}]}, None, None),
@@ -256,8 +262,10 @@ def test_the_card_calls_the_model_as_its_task_requires(
     assert "| examples | train 4,200, dev 11 |" in card
     assert "title:" not in card
     assert "paper:" not in card
-    if isinstance(recipe.get("task"), dict):
-        assert "fine-tuned on mine.csv." in card
+    if isinstance(own := recipe.get("task"), dict):
+        on_hub = own["train"].startswith("hub:")
+        assert f"fine-tuned on {'org/reviews' if on_hub else 'mine.csv'}." in card
+        assert metadata(card).get("datasets") == (["org/reviews"] if on_hub else None)
 
 
 def test_text_of_a_run_stays_text_in_the_card(run: RunDirectory) -> None:
@@ -292,6 +300,15 @@ def test_the_card_of_a_suite_has_its_scores_and_the_recipe_of_the_chosen_run(run
     assert r"Labels: not\_equivalent, a\|b." in card
     assert "4242" not in card
     assert "engine:" not in card
+
+
+def test_the_card_has_the_labels_in_order_and_the_temperature(tmp_path: Path) -> None:
+    names = {str(number): f"kind {number}" for number in range(12)}
+    config = {"id2label": names, "temperature": 0.5, "architectures": ["BertForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **config}, sort_keys=True))
+    card = model_card(tmp_path, "me/mine", None)
+    assert f"Labels: {', '.join(names.values())}.\n" in card
+    assert "`softmax(logits / temperature)` gives calibrated probabilities." in card
 
 
 def test_a_model_without_weights_is_not_shared(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

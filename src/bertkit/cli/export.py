@@ -57,7 +57,10 @@ def export(
 ) -> None:
     """Export a model for other tools and check it against its source: `bertkit export RUN --to DIR`"""
     from bertkit.errors import UsageError
+    from bertkit.files import read_json
     from bertkit.inference.export.export import Format, export_model
+    from bertkit.models.files.model_files import CONFIG_FILE
+    from bertkit.report.card import tuned_in
 
     if int8 and kind in ("hf", "static"):
         raise UsageError("--int8: works only with --format onnx; for a directory of int8 weights give --format int8")
@@ -90,6 +93,9 @@ def export(
         f"largest difference from the source {record['largest_difference']:.3g} (accepted {record['tolerance']:g}"
         f"{how}), over {probe['sequences']} sequences of {probe['tokens']:,} tokens"
     )
+    if kind != "int8" and (to / CONFIG_FILE).is_file():
+        for sentence in tuned_in(read_json(to / CONFIG_FILE)):
+            console.info(sentence)
     result({"to": to, **record} if common.as_json else to, as_json=common.as_json)
 
 

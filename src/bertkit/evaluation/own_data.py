@@ -36,7 +36,7 @@ from bertkit.tasks.readers import Columns, read_own
 from bertkit.tasks.readers.hub_table import table_file
 from bertkit.tasks.readers.load import READERS
 from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
-from bertkit.tasks.readers.table import rows_or_bad
+from bertkit.tasks.readers.table import TABLE_KINDS, rows_or_bad
 from bertkit.tasks.span import THRESHOLD, Span
 from bertkit.text.lines import ending
 from bertkit.text.tokenizer_files import load_tokenizer
@@ -165,6 +165,8 @@ def read_labelled(
     read_as = with_overrides(usual, overrides_of(dict(reading or {})))
     if isinstance(recipe.task, CustomTask):
         columns = recipe.task.columns.model_copy(update={"group": None, **given})
+        if columns.id is not None and ending(path) in TABLE_KINDS and columns.id not in _first_row(path, read_as):
+            columns = columns.model_copy(update={"id": None})  # ids only name the examples; as in `predict`
         split = read_own(path, kind, columns, read_as)
     elif kind in ("tagging", "span") or given:
         split = read_own(path, kind, Columns.model_validate(dict(given)), read_as)

@@ -25,6 +25,7 @@ from scipy.sparse import issparse, vstack
 from bertkit.errors import DataError, StoppedError
 from bertkit.inference.embed_settings import EmbedSettings
 from bertkit.inference.embedder import Embedder, TooLongError
+from bertkit.inference.part_files import writing_alone
 from bertkit.inference.predict_input import InputColumns, id_of, string_of
 from bertkit.inference.sparse_vectors import SparseVectorFile, check_sparse_settings, words_of_vocabulary
 from bertkit.inference.token_embedder import TokenEmbedder
@@ -276,9 +277,24 @@ def embed_to_file(
     Raises:
         UsageError: the file name has no known format, --truncate exceeds the width, or a setting is not one of sparse
             vectors.
-        DataError: see `embed_block`; or the texts are not those that the unfinished file began with.
+        DataError: see `embed_block`; the texts are not those that the unfinished file began with; or another process is
+            writing the same file.
         StoppedError: a signal arrived; the rows written so far are kept.
     """
+    with writing_alone(out):
+        return _written(embedder, texts, out, settings, source, executor, known, progress)
+
+
+def _written(
+    embedder: AnyEmbedder,
+    texts: Iterable[InputText],
+    out: Path,
+    settings: EmbedSettings,
+    source: Mapping[str, Any] | None,
+    executor: ExecutorSettings | None,
+    known: KnownVectors | None,
+    progress: Progress,
+) -> EmbeddedFile:
     width = check_width(settings, embedder.width, embedder.name)
     key = {
         "model": embedder.fingerprint,

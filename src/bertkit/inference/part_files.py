@@ -7,6 +7,7 @@ vectors), sparse_vectors.py (sparse ones) and token_vectors.py (a vector for eac
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -19,6 +20,33 @@ from bertkit.errors import DataError
 from bertkit.files import fsync_path, noting, open_to_write, read_json, write_json
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def writing_alone(out: Path) -> Iterator[None]:
+    """While the parts of a file are begun, continued and finished: no other process appends rows to the same ones.
+
+    Raises:
+        DataError: another process is within this context.
+    """
+    part = part_of(out)
+    with open_to_write(part, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"{out}: another process is writing it; wait for that, or name another file") from error
+        except OSError as error:
+            log.warning("%s: this file system has no locks (%s); write it in one process at a time", out, error)
+        try:
+            yield
+        finally:
+            if part.is_file() and not part.stat().st_size:
+                part.unlink()
+
+
+def part_of(out: Path) -> Path:
+    """Where the rows of a file are until it is finished."""
+    return out.with_name(f"{out.name}.part")
 
 
 class PartFiles:
@@ -48,7 +76,7 @@ class PartFiles:
         self.out = out
         self.rows = 0
         self.notes: dict[str, Any] = {}
-        self.part = out.with_name(f"{out.name}.part")
+        self.part = part_of(out)
         self._paths = {"": self.part, **{name: out.with_name(f"{out.name}.part.{name}") for name in others}}
         self._state = out.with_name(f"{out.name}.part.json")
         self._key, self._resumable = dict(key), resumable

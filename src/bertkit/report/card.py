@@ -7,7 +7,7 @@ Sibling push.py uploads it. To keep the machine's paths private, the card contai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from bertkit.report.gather import SCORES, ReportedRun
 from bertkit.run.directory import RECIPE, RESULTS
 from bertkit.run.similar_models import is_local_name
 from bertkit.tasks.catalogue import TASKS
+from bertkit.tasks.classification import TEMPERATURE, THRESHOLDS
+from bertkit.tasks.span import THRESHOLD as NULL_THRESHOLD
 from bertkit.visible import visible
 
 _WITHOUT_CLASS = frozenset(
@@ -58,6 +60,12 @@ _CALLS = {
 _DENSE, _SPARSE, _BY_TOKEN = "SentenceTransformer", "SparseEncoder", "MultiVectorEncoder"
 _COMPARES_TOKENS = 'model.late_scores("A question?", ["A text that answers it.", "Another one."])'
 _PAIRS = 'model.predict([("A text.", "The second text of its pair.")])'
+_TUNED = {
+    TEMPERATURE: "`softmax(logits / temperature)` gives calibrated probabilities",
+    THRESHOLDS: "a label applies if its probability is at least its own of `label_thresholds`",
+    NULL_THRESHOLD: "no answer is predicted if the classification token's logits exceed the best one's by more than it",
+}
+"""What `predict` does with the values that fine-tuning tuned and stored in config.json."""
 _MOST_SCORES = 40
 _MOST_LABELS = 30
 _LIBRARY_LABEL = re.compile(r"LABEL_\d+")
@@ -105,6 +113,7 @@ def model_card(
         parts.append(" ".join(_description(recipe)))
     if labels := _labels(config):
         parts.append(f"Labels: {labels}.")
+    parts += tuned_in(config)
     call = _call(_task_of(config, recipe, embedder=embedder), model, recipe)
     call = _COMPARES_TOKENS if embedder == _BY_TOKEN else call
     parts += ["## Use", _usage(config, repository, call, embedder=embedder)]
@@ -119,6 +128,14 @@ def model_card(
         folded = f"<details>\n<summary>Recipe</summary>\n\n```yaml\n{written}```\n\n</details>"
         parts += ["## Training", _table(facts), folded]
     return "\n\n".join(parts) + "\n"
+
+
+def tuned_in(config: Mapping[str, Any]) -> list[str]:
+    """A sentence on each value of a config.json that fine-tuning tuned and other tools do not use by themselves."""
+    is_classifier = "ForSequenceClassification" in str(config.get("architectures"))
+    # A language model's temperature is one of its settings for generation.
+    here = (key for key in _TUNED if key in config and (is_classifier or key != TEMPERATURE))
+    return [f"`{key}` in config.json was tuned on dev and is used by bertkit only: {_TUNED[key]}." for key in here]
 
 
 def _metadata(
@@ -137,11 +154,18 @@ def _metadata(
     started_from = recipe.get("init") or recipe.get("model")
     if isinstance(started_from, str) and started_from != "?" and not _is_path(started_from):
         yield "base_model", started_from.partition("@")[0]
-    data = recipe.get("data")
-    sources = data.get("sources") if isinstance(data, Mapping) else None
-    named = [str(each).split(":")[1].partition("@")[0] for each in sources or () if str(each).startswith("hub:")]
-    if named:
+    data, tasks = recipe.get("data"), recipe.get("task")
+    sources = list(data.get("sources") or ()) if isinstance(data, Mapping) else []
+    for task in tasks if isinstance(tasks, Sequence) and not isinstance(tasks, str) else [tasks]:
+        sources += [task.get("train")] if isinstance(task, Mapping) else []
+    if named := [name for each in sources if (name := _data_set(each))]:
         yield "datasets", list(dict.fromkeys(named))
+
+
+def _data_set(source: Any) -> str:
+    """The name of a data set on the Hub; empty for other sources."""
+    text = str(source)
+    return text.split(":")[1].partition("@")[0] if text.startswith("hub:") else ""
 
 
 def _embedder_class(model: Path) -> str | None:
@@ -196,7 +220,7 @@ def _task_name(task: Any) -> str:
     """The name of a task in a recipe; of the user's own, else that of its training file."""
     if not isinstance(task, Mapping):
         return str(task)
-    return str(task.get("name") or Path(str(task.get("train"))).name)
+    return str(task.get("name") or _data_set(task.get("train")) or Path(str(task.get("train"))).name)
 
 
 def _example_counts(run: ReportedRun) -> dict[str, str]:
@@ -255,7 +279,7 @@ def _labels(config: Mapping[str, Any]) -> str:
     names = config.get("id2label")
     if not isinstance(names, Mapping) or len(names) > _MOST_LABELS:
         return ""
-    found = [str(name) for name in names.values()]
+    found = [str(names[number]) for number in sorted(names, key=lambda number: (len(number), number))]
     return "" if all(map(_LIBRARY_LABEL.fullmatch, found)) else ", ".join(_cell(visible(name)) for name in found)
 
 
