@@ -50,7 +50,8 @@ TextFile = Annotated[
     typer.Argument(
         metavar="FILE",
         show_default=False,
-        help="Texts: plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; - or no FILE: stdin.",
+        help="Texts: plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; hub:ORG/NAME[:CONFIG[:SPLIT]]; - or"
+        " no FILE: stdin.",
     ),
 ]
 
@@ -200,8 +201,9 @@ def embed(
     from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.sparse_vectors import SPARSE_FORMS
     from bertkit.inference.vector_files import FORMS, form_of_output, require_output
+    from bertkit.tasks.readers.hub_table import table_file
 
-    path = None if file is None or str(file) == "-" else file
+    path = None if file is None or str(file) == "-" else table_file(str(file), "train", offline=common.offline)
     if path is not None:
         require_input_file(path)
     if out is not None:

@@ -52,7 +52,12 @@ IndexDirectory = Annotated[
     ),
 ]
 Corpus = Annotated[
-    Path | None, option("--corpus", metavar="FILE", help="Texts to index: plain lines, .jsonl, .csv, .tsv or .parquet.")
+    Path | None,
+    option(
+        "--corpus",
+        metavar="FILE",
+        help="Texts to index: plain lines, .jsonl, .csv, .tsv, .parquet or hub:ORG/NAME[:CONFIG[:SPLIT]].",
+    ),
 ]
 
 
@@ -164,6 +169,7 @@ def opened(
     """
     from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.search.index import DESCRIPTION, TextIndex, build_index
+    from bertkit.tasks.readers.hub_table import table_file
     from bertkit.training.interrupt import interrupted_by_signals
 
     if corpus is None:
@@ -177,6 +183,7 @@ def opened(
         found.check_model(embedder)
         yield found, embedder
         return
+    corpus = table_file(str(corpus), "train", offline=common.offline)
     require_input_file(corpus, instead_of_pipe=_AS_FILE)
     if index is not None and (index / DESCRIPTION).is_file():
         present = TextIndex.open(index)
@@ -300,8 +307,10 @@ def mine_negatives(
     from bertkit.inference.predict_input import require_input_file
     from bertkit.inference.search.mining import check_negatives
     from bertkit.inference.vector_files import require_output
+    from bertkit.tasks.readers.hub_table import table_file
     from bertkit.tasks.readers.read_options import TableReadOptions
 
+    pairs = table_file(str(pairs), "train", offline=common.offline)
     require_input_file(pairs, instead_of_pipe=_AS_FILE)
     if out is not None:
         require_output(out, pairs, corpus)
