@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import pytest
 import typer
 
 from bertkit import __version__, errors
-from bertkit.cli import UNIX_ONLY
 from bertkit.cli import app as app_module
 from bertkit.cli.console import console, result
 from bertkit.cli.options import Common, Data, Measuring, Output, RecipeName, Resume
@@ -237,16 +235,6 @@ def test_a_deleted_working_directory_is_told_as_such(bertkit, tmp_path: Path, mo
     assert outcome.code == 3
     assert "the working directory has been deleted" in outcome.stderr
     assert "the working directory has been deleted" in outcome.stdout
-
-
-@pytest.mark.parametrize("statement", ["import bertkit.__main__", "from bertkit.cli.app import main"])
-def test_windows_is_told_in_one_line(statement: str) -> None:
-    """It has no `fcntl`."""
-    without = f"import sys; sys.modules['fcntl'] = None; {statement}"
-    done = subprocess.run([sys.executable, "-c", without, "doctor", "--json"], capture_output=True, text=True)
-    assert done.returncode == 3
-    assert done.stderr == f"error: {UNIX_ONLY}\n"
-    assert json.loads(done.stdout) == {"error": UNIX_ONLY, "code": 3}
 
 
 def test_a_full_disk_is_the_machines_fault_and_no_bug(bertkit, play) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertkit.cli.console import console, result
-from bertkit.run.directory import LogFile
+from bertkit.run.log_file import LogFile
 from bertkit.tables import write_csv
 from bertkit.visible import number_of, shell_word, visible, visible_json, visible_lines
 

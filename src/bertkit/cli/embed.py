@@ -198,14 +198,11 @@ def embed(
     `bertkit embed --model M reviews.csv --text body --out reviews.parquet --normalise --dtype int8`
     `bertkit embed --model M questions.txt --prompt-name query --out questions.npy`
     """
-    from bertkit.inference.predict_input import require_input_file
+    from bertkit.inference.predict_input import input_file
     from bertkit.inference.sparse_vectors import SPARSE_FORMS
     from bertkit.inference.vector_files import FORMS, form_of_output, require_output
-    from bertkit.tasks.readers.hub_table import table_file
 
-    path = None if file is None or str(file) == "-" else table_file(str(file), "train", offline=common.offline)
-    if path is not None:
-        require_input_file(path)
+    path = None if file is None or str(file) == "-" else input_file(file, offline=common.offline)
     if out is not None:
         form_of_output(out, {**FORMS, **SPARSE_FORMS})
         require_output(out, path)

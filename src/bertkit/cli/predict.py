@@ -224,14 +224,11 @@ def predict(
     `bertkit predict --model SQUAD-RUN --question "Who wrote it?" report.txt`
     """
     from bertkit.evaluation.run import MeasurementArguments
-    from bertkit.inference.predict_input import form_of, require_input_file
+    from bertkit.inference.predict_input import form_of, input_file
     from bertkit.inference.prediction_files import FORMS, prediction_form
     from bertkit.inference.vector_files import form_of_output, require_output
-    from bertkit.tasks.readers.hub_table import table_file
 
-    path = None if file is None or str(file) == "-" else table_file(str(file), "test", offline=common.offline)
-    if path is not None:
-        require_input_file(path)
+    path = None if file is None or str(file) == "-" else input_file(file, "test", offline=common.offline)
     if writing.out is not None:
         form_of_output(writing.out, FORMS)
         require_output(writing.out, path)

@@ -167,9 +167,8 @@ def opened(
         UsageError: neither a corpus nor an index.
         DataError: invalid files, or an index of another model.
     """
-    from bertkit.inference.predict_input import require_input_file
+    from bertkit.inference.predict_input import input_file
     from bertkit.inference.search.index import DESCRIPTION, TextIndex, build_index
-    from bertkit.tasks.readers.hub_table import table_file
     from bertkit.training.interrupt import interrupted_by_signals
 
     if corpus is None:
@@ -183,8 +182,7 @@ def opened(
         found.check_model(embedder)
         yield found, embedder
         return
-    corpus = table_file(str(corpus), "train", offline=common.offline)
-    require_input_file(corpus, instead_of_pipe=_AS_FILE)
+    corpus = input_file(corpus, offline=common.offline, instead_of_pipe=_AS_FILE)
     if index is not None and (index / DESCRIPTION).is_file():
         present = TextIndex.open(index)
         model = model or str(present.described["model"])
@@ -304,14 +302,12 @@ def mine_negatives(
     --encoding are those of --corpus; without it, the last two are those of --pairs.
     """
     from bertkit.files import replacing
-    from bertkit.inference.predict_input import require_input_file
+    from bertkit.inference.predict_input import input_file
     from bertkit.inference.search.mining import check_negatives
     from bertkit.inference.vector_files import require_output
-    from bertkit.tasks.readers.hub_table import table_file
     from bertkit.tasks.readers.read_options import TableReadOptions
 
-    pairs = table_file(str(pairs), "train", offline=common.offline)
-    require_input_file(pairs, instead_of_pipe=_AS_FILE)
+    pairs = input_file(pairs, offline=common.offline, instead_of_pipe=_AS_FILE)
     if out is not None:
         require_output(out, pairs, corpus)
     names = tuple(name.strip() for name in columns.split(","))

@@ -21,6 +21,7 @@ from bertkit.tasks.catalogue import Kind
 from bertkit.tasks.examples import ChoiceExample, Example, QuestionExample, TaggedExample, TextExample
 from bertkit.tasks.readers.common import encodable, field, json_object, kind_of, numbered_lines
 from bertkit.tasks.readers.delimited import Lines, RowsOrBad, rows_of_lines
+from bertkit.tasks.readers.hub_table import table_file
 from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
@@ -75,6 +76,25 @@ class InputColumns:
     def second(self, row: Mapping[str, Any], last: str) -> str | None:
         """The column of the second text; None if the row has no value in any usual one."""
         return self.text_pair or next((each for each in (*self.text_pairs, last) if row.get(each) is not None), None)
+
+
+def input_file(
+    source: Path, split: str = "train", *, offline: bool, instead_of_pipe: str = "give - and pipe it to stdin"
+) -> Path:
+    """The file that a command reads, before a model is loaded for it; a data set of the Hub is fetched.
+
+    Args:
+        source: a path, or `hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]]`.
+        split: of a data set, if the source names none.
+        offline: use only the Hub's local cache.
+        instead_of_pipe: the remedy if it is a pipe.
+
+    Raises:
+        UsageError, DataError: there is no such file or data set, or it is a directory, a pipe, a device or a socket.
+    """
+    path = table_file(str(source), split, offline=offline)
+    require_input_file(path, instead_of_pipe=instead_of_pipe)
+    return path
 
 
 def require_input_file(path: Path, *, instead_of_pipe: str = "give - and pipe it to stdin") -> None:

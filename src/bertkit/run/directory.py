@@ -7,8 +7,6 @@ and checkpoints next to it. Imports neither torch, pydantic nor yaml, so that li
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +20,6 @@ from bertkit.errors import BertkitError, DataError, StoppedError, UsageError
 from bertkit.files import (
     json_sha256,
     names_in,
-    private_opener,
     read_json,
     sha256_of,
     without_credentials,
@@ -32,9 +29,10 @@ from bertkit.files import (
 from bertkit.run import UPLOADED
 from bertkit.run.checkpoint_removal import drop_checkpoints
 from bertkit.run.lock import LOCK_FILE, RunLock, is_locked
+from bertkit.run.log_file import LogFile
 from bertkit.run.metrics import METRICS_FILE, TRACKERS_FILE, last_metrics
 from bertkit.run.seal import OWN_HASH, SEAL, RunSeal, write_self_hashed
-from bertkit.visible import shell_word, visible_lines
+from bertkit.visible import shell_word
 
 RECORD = "run.json"
 RECIPE = "recipe.yaml"
@@ -455,50 +453,3 @@ def _shareable(command: Sequence[str]) -> list[str]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-class LogFile(logging.FileHandler):
-    """A handler of the package's logger, attached from construction until `detach`."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8", errors="backslashreplace")
-        formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-        formatter.converter = time.gmtime
-        self.setFormatter(formatter)
-        self._complained = False
-        self._logger = logging.getLogger("bertkit")
-        self._level_before = self._logger.level
-        if self._logger.level == logging.NOTSET:
-            self._logger.setLevel(logging.INFO)
-        self._logger.addHandler(self)
-
-    def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=private_opener)
-
-    def detach(self) -> None:
-        """Stop logging to the file and close it."""
-        self._logger.removeHandler(self)
-        self._logger.setLevel(self._level_before)
-        try:
-            self.close()
-        except OSError as error:
-            self._complain(error)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return visible_lines(super().format(record))
-
-    def note(self, level: int, text: str) -> None:
-        """Write a line to this file only."""
-        self.handle(self._logger.makeRecord(__name__, level, __file__, 0, text, (), None))
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError):
-            self._complain(error)
-        else:
-            super().handleError(record)
-
-    def _complain(self, error: OSError) -> None:
-        if not self._complained:
-            self._complained = True
-            print(f"warning: {self.baseFilename} cannot be written ({error}); log lines are lost", file=sys.stderr)
