@@ -12,6 +12,7 @@ import pytest
 from bertkit.pretraining.arguments import PretrainArguments
 from bertkit.recipe.resolve import Override
 from bertkit.study.run import StudyArguments
+from bertkit.study.study_runs import StudyRun, pretrain_arguments, pretrain_recipe, settings_of
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -35,11 +36,15 @@ def overrides(words: list[str]) -> list[Override]:
 
 
 @pytest.mark.parametrize("words", commands("benchmarks", "study"), ids=" ".join)
-def test_a_study_has_the_arms(words: list[str]) -> None:
+def test_a_study_has_the_arms_and_their_recipes(words: list[str], tmp_path: Path) -> None:
     arms = [name for name in (value_of(words, "--arms") or "").split(",") if name]
     study = StudyArguments(str(CHECKOUT / words[1]), overrides=overrides(words), arms=arms).requested()
     # An arm with a curve is one arm per point.
     assert all(any(name == arm or name.startswith(f"{arm}-") for name in study.arms) for arm in arms)
+    for arm in study.arms:
+        for setting in settings_of(study, arm):
+            planned = pretrain_arguments(study, StudyRun(arm, setting, 0), 10, cache=tmp_path, offline=True)
+            assert pretrain_recipe(planned, arm).optimisation.steps == 10
 
 
 CHANGED = [each for each in commands("recipes", "pretrain") if "--set" in each and "--init" not in each]

@@ -271,3 +271,10 @@ def test_an_option_is_not_undone_by_a_set_of_its_section() -> None:
     assert with_values(tree, [earlier, section]).plain()["optimisation"] == {"steps": 7}
     same = Override("optimisation.peak", 0.25, "--set optimisation.peak=0.25")
     assert with_values(tree, [option, same]).plain()["optimisation"] == {"peak": 0.25}
+
+
+def test_an_arm_of_a_study_replaces_a_section_of_its_settings() -> None:
+    """`set: {model.hidden_size: 64}` and in an arm `set: {model: {family: elmo}}`, which has no such key."""
+    shared = Override("model.hidden_size", 64, "set.model.hidden_size")
+    own = Override("model", {"family": "elmo"}, "arms.elmo.set.model")
+    assert with_values(read_tree("name: x", "r.yaml"), [shared, own]).plain()["model"] == {"family": "elmo"}

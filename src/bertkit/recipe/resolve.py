@@ -177,8 +177,9 @@ def _sections_first(overrides: Sequence[Override]) -> list[Override]:
 
     def is_undone(number: int) -> bool:
         own = overrides[number]
+        is_option = own.place.startswith("--") and not own.place.startswith("--set")
         after = (new_key(each.key) for each in overrides[number + 1 :])
-        return not own.place.startswith("--set") and any(new_key(own.key).startswith(f"{key}.") for key in after)
+        return is_option and any(new_key(own.key).startswith(f"{key}.") for key in after)
 
     undone = [is_undone(number) for number in range(len(overrides))]
     return [each for last in (False, True) for each, own in zip(overrides, undone, strict=True) if own is last]
