@@ -25,6 +25,7 @@ SUITES = {
     "sts": "bertkit.cli.eval_embeddings:sts",
     "pairs": "bertkit.cli.eval_embeddings:pairs",
     "triplets": "bertkit.cli.eval_embeddings:triplets",
+    "clustering": "bertkit.cli.eval_embeddings:clustering",
     "retrieval": "bertkit.cli.eval_embeddings:retrieval",
 }
 """Each suite's name on the command line and its command."""

@@ -1,4 +1,4 @@
-"""`bertkit eval sts`, `pairs`, `triplets` and `retrieval`: evaluation of a model's sentence vectors.
+"""`bertkit eval sts`, `pairs`, `triplets`, `clustering` and `retrieval`: evaluation of a model's sentence vectors.
 
 The papers are cited in the suites. Sibling eval_suites.py has the suites that measure a model's predictions.
 """
@@ -16,7 +16,7 @@ from bertkit.cli.console import console, figure, interval
 from bertkit.cli.generated_options import Options, spelled
 from bertkit.cli.options import Measuring, Model, model_or_default, option
 from bertkit.errors import UsageError
-from bertkit.evaluation.embeddings.settings import RetrievalSettings, StsSettings, VectorSettings
+from bertkit.evaluation.embeddings.settings import ClusteringSettings, RetrievalSettings, StsSettings, VectorSettings
 from bertkit.visible import number_of
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ def _columns(names: str | None, defaults: tuple[str, ...]) -> tuple[str, ...]:
     return found
 
 
+def _table(source: Path, common: Measuring) -> Path:
+    """The table that `--data` names, fetched if it is on the Hub."""
+    from bertkit.inference.predict_input import input_file
+
+    return input_file(source, "test", offline=common.offline, instead_of_pipe="give a file")
+
+
 def sts(
     data_dir: Annotated[
         Path | None,
@@ -67,7 +74,12 @@ def sts(
     ] = None,
     data: Annotated[
         Path | None,
-        option("--data", metavar="F", help="Instead of published sets, your own table: .csv, .tsv, .jsonl, ..."),
+        option(
+            "--data",
+            metavar="F",
+            help="Instead of published sets, your own table: .csv, .tsv, .jsonl, .parquet or"
+            " hub:ORG/NAME[:CONFIG[:SPLIT]].",
+        ),
     ] = None,
     columns: Annotated[
         str | None, option("--columns", metavar="A,B,C", help="Columns of --data (default: sentence1,sentence2,score).")
@@ -91,7 +103,7 @@ def sts(
     evaluated = evaluate_sts(
         measured.arguments(common),
         data_dir,
-        data,
+        None if data is None else _table(data, common),
         settings,
         columns=_columns(columns, COLUMNS),
         progress=console.progress,
@@ -100,7 +112,13 @@ def sts(
 
 
 DataFile = Annotated[
-    Path, typer.Option("--data", metavar="F", help="Table: .csv, .tsv, .jsonl or .parquet.", show_default=False)
+    Path,
+    typer.Option(
+        "--data",
+        metavar="F",
+        help="Table: .csv, .tsv, .jsonl, .parquet or hub:ORG/NAME[:CONFIG[:SPLIT]].",
+        show_default=False,
+    ),
 ]
 
 
@@ -120,7 +138,9 @@ def pairs(
     """
     from bertkit.evaluation.embeddings.pairs import PAIR_COLUMNS, evaluate_pairs
 
-    evaluated = evaluate_pairs(measured.arguments(common), data, settings, columns=_columns(columns, PAIR_COLUMNS))
+    evaluated = evaluate_pairs(
+        measured.arguments(common), _table(data, common), settings, columns=_columns(columns, PAIR_COLUMNS)
+    )
     _finish(evaluated, common, "pairs", "thresholds")
 
 
@@ -139,9 +159,35 @@ def triplets(
     from bertkit.evaluation.embeddings.pairs import TRIPLET_COLUMNS, evaluate_triplets
 
     evaluated = evaluate_triplets(
-        measured.arguments(common), data, settings, columns=_columns(columns, TRIPLET_COLUMNS)
+        measured.arguments(common), _table(data, common), settings, columns=_columns(columns, TRIPLET_COLUMNS)
     )
     _finish(evaluated, common, "triplets", "ties")
+
+
+def clustering(
+    data: DataFile,
+    columns: Annotated[
+        str | None, option("--columns", metavar="A,B", help="Columns of --data (default: text,label).")
+    ] = None,
+    *,
+    measured: VectorEvaluationOptions,
+    settings: Annotated[ClusteringSettings, spelled()],
+    common: Measuring,
+) -> None:
+    """Measure whether clusters of texts agree with their labels: `bertkit eval clustering --model M --data texts.csv`
+
+    k-means with as many clusters as there are labels; reports the V-measure and the adjusted Rand index.
+    """
+    from bertkit.evaluation.embeddings.clustering import COLUMNS, evaluate_clustering
+
+    evaluated = evaluate_clustering(
+        measured.arguments(common),
+        _table(data, common),
+        settings,
+        columns=_columns(columns, COLUMNS),
+        progress=console.progress,
+    )
+    _finish(evaluated, common, "texts", "clusters")
 
 
 _RENAMED = {"--query-prefix": "--query-prompt", "--document-prefix": "--document-prompt"}
@@ -180,13 +226,14 @@ def retrieval(
 def _finish(evaluated: EvaluationResult, common: Measuring, *more: str) -> None:
     """The table, and the contract's document with further keys."""
     results = evaluated.results
-    rows = [
-        (task, name, figure(found["mean"]), interval(found.get("interval")))
-        for task, scores in results["tasks"].items()
-        for name, found in scores.items()
-    ]
-    title = f"{results['suite']}: {results['model']}"
-    console.table(["task", "metric", "score", f"{results['confidence']:.0%} interval"], rows, title=title)
+    scores = [(task, name, found) for task, own in results["tasks"].items() for name, found in own.items()]
+    spread = f"{results['confidence']:.0%} interval"
+    if any("interval" in found for *_, found in scores):
+        spreads = [interval(found.get("interval")) for *_, found in scores]
+    else:
+        spread, spreads = "standard deviation", [figure(found["std"]) for *_, found in scores]
+    rows = [(task, name, figure(found["mean"]), own) for (task, name, found), own in zip(scores, spreads, strict=True)]
+    console.table(["task", "metric", "score", spread], rows, title=f"{results['suite']}: {results['model']}")
     _print_notes(results["notes"])
     keys = (*more, "notes", "confidence")
     common.finish(evaluated.run, evaluated.document | {key: results[key] for key in keys if results.get(key)})

@@ -106,7 +106,7 @@ def _require_predictions(spec: TaskSpec) -> None:
     if spec.kind == "embedding":
         raise UsageError(
             f"{spec.name}: trains vectors, which saved predictions do not contain; `bertkit eval sts`, `pairs`,"
-            " `triplets` and `retrieval` score a model's"
+            " `triplets`, `clustering` and `retrieval` score a model's"
         )
 
 

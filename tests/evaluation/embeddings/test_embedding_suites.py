@@ -1,5 +1,5 @@
-"""`bertkit eval sts`, `pairs`, `triplets`, `retrieval`: figures equal plain formulas and other libraries; layouts and
-invalid files."""
+"""`bertkit eval sts`, `pairs`, `triplets`, `clustering`, `retrieval`: figures equal plain formulas and other libraries;
+layouts and invalid files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import adjusted_rand_score, average_precision_score, v_measure_score
 
 import bertkit as package
 from bertkit.errors import DataError, UsageError
+from bertkit.evaluation.embeddings.clustering import cluster_scores
 from bertkit.evaluation.embeddings.pairs import average_precision, best_thresholds
 from bertkit.evaluation.embeddings.retrieval import query_scores
 from bertkit.evaluation.embeddings.run import VectorArguments
@@ -232,6 +233,39 @@ def test_pairs_and_triplets(model: Path, tmp_path: Path, bertkit: Command) -> No
     (tmp_path / "one.csv").write_text("sentence1,sentence2,label\na,b,2\n")
     done = bertkit("eval", "pairs", "--model", model, "--data", tmp_path / "one.csv")
     assert (done.code, "'2', expected 0 or 1" in done.stderr) == (3, True)
+
+
+def test_clusters_are_compared_with_the_labels() -> None:
+    """Three far groups are found whatever their labels are called; one label for two groups costs completeness only."""
+    random = np.random.default_rng(3)
+    vectors = np.concatenate([random.normal(10 * place, 0.1, (5 + place, 3)) for place in range(3)])
+    groups = [0] * 5 + [1] * 6 + [2] * 7
+    assert cluster_scores(vectors, [(2, 0, 1)[group] for group in groups], 0) == pytest.approx(
+        dict.fromkeys(("v_measure", "homogeneity", "completeness", "adjusted_rand"), 1.0)
+    )
+    merged = [min(group, 1) for group in groups]
+    found = cluster_scores(vectors[:, :2], merged, 0)
+    halves = [int(group == 2) for group in groups], [int(group > 0) for group in groups]
+    assert any(
+        found["v_measure"] == pytest.approx(v_measure_score(merged, half))
+        and found["adjusted_rand"] == pytest.approx(adjusted_rand_score(merged, half))
+        for half in halves
+    )
+
+
+def test_clustering_of_a_table(model: Path, tmp_path: Path, bertkit: Command) -> None:
+    def evaluated(rows: str, *more: str) -> Any:
+        (tmp_path / "c.csv").write_text("text,label\n" + rows)
+        return bertkit("eval", "clustering", "--model", model, "--data", tmp_path / "c.csv", *more)
+
+    copies = "the cat,first\na list of words,second\n" * 3
+    document = json.loads(evaluated(copies, "--starts", "3", "--json").stdout)
+    assert (document["texts"], document["clusters"], document["average"]) == (6, 2, 1.0)
+    assert document["tasks"]["c"]["adjusted_rand"]["seeds"] == [1.0] * 3
+    assert "standard deviation" in evaluated(copies, "--starts", "2").stderr
+    for rows, fault in (("a,x\nb,x\n", "1 different label"), ("a,x\nb,y\n", "more texts than labels"), ("", "0 texts")):
+        done = evaluated(rows)
+        assert (done.code, fault in done.stderr) == (3, True), done.stderr
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=2, max_size=30))

@@ -1,1 +1,1 @@
-"""Evaluation of sentence vectors from a model or averaged word vectors: similarity, pairs, triplets, retrieval."""
+"""Evaluation of sentence vectors from a model or averaged word vectors: similarity, pairs, triplets, clusters, retrieval."""

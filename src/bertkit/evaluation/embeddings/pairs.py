@@ -9,7 +9,7 @@ Shapes: N pairs or triplets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ import numpy as np
 
 from bertkit.arrays import BoolArray, Float64Array
 from bertkit.errors import DataError
-from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure, vector_source, with_interval
+from bertkit.evaluation.embeddings.run import VectorArguments, mean_with_interval, measure_table, with_interval
 from bertkit.evaluation.embeddings.settings import VectorSettings
 from bertkit.evaluation.embeddings.sources import VectorSource, encoded_once
 from bertkit.evaluation.run import EvaluationResult, single_score
-from bertkit.files import sha256_of
 from bertkit.tasks.readers.common import field, text_in
 from bertkit.tasks.readers.table import table_rows
 from bertkit.visible import number_of
@@ -62,7 +61,7 @@ def evaluate_pairs(
             "thresholds": thresholds,
         }
 
-    return _evaluate("pairs", arguments, table, settings, [*firsts, *seconds], compute)
+    return measure_table("pairs", arguments, table, settings, [*firsts, *seconds], compute)
 
 
 def pair_scores(cosine_N: Float64Array, label_N: BoolArray) -> tuple[dict[str, Any], dict[str, float]]:
@@ -141,17 +140,4 @@ def evaluate_triplets(
             "ties": int((near_N == far_N).sum()),
         }
 
-    return _evaluate("triplets", arguments, table, settings, [*anchors, *positives, *negatives], compute)
-
-
-def _evaluate(
-    suite: str,
-    arguments: VectorArguments,
-    table: Path,
-    settings: VectorSettings,
-    texts: Sequence[str],
-    compute: Callable[[VectorSource], dict[str, Any]],
-) -> EvaluationResult:
-    source = vector_source(arguments, settings, lambda: texts)
-    data = {str(table): sha256_of(table)}
-    return measure(suite, source, settings, arguments, data=data, compute=lambda: compute(source))
+    return measure_table("triplets", arguments, table, settings, [*anchors, *positives, *negatives], compute)

@@ -28,7 +28,7 @@ from bertkit.evaluation.embeddings.sources import VectorSource, model_source, to
 from bertkit.evaluation.run import EvaluationResult
 from bertkit.files import sha256_of
 from bertkit.inference.vector_types import normalised
-from bertkit.models.files.model_files import find_model
+from bertkit.models.bge_m3 import find_embedder
 from bertkit.models.late_interaction import all_scores
 from bertkit.models.sentence import is_token_encoder
 from bertkit.progress import Progress, silent_progress
@@ -120,7 +120,7 @@ def evaluate_retrieval(
         raise UsageError(f"--cutoffs {min(settings.cutoffs)}: ranks start at 1")
     folder = read_folder(path, settings.split)
     load = model_source
-    if arguments.word_vectors is None and is_token_encoder(find_model(arguments.model, offline=arguments.offline)):
+    if arguments.word_vectors is None and is_token_encoder(find_embedder(arguments.model, offline=arguments.offline)):
         load = token_source
     source = vector_source(
         arguments, settings, lambda: (*folder.queries.values(), *(text for _, text in folder.documents())), load

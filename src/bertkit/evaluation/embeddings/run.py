@@ -18,6 +18,7 @@ from bertkit.evaluation.run import (
     measure_or_reuse,
     single_score,
 )
+from bertkit.files import sha256_of
 from bertkit.metrics.base import Additive, MeanOf
 from bertkit.metrics.statistics import Score, bootstrap_interval
 from bertkit.run.directory import RunDirectory, RunIdentity
@@ -106,3 +107,17 @@ def measure(
         return {"suite": suite, "model": source.name, **found, "notes": source.notes, "confidence": CONFIDENCE}
 
     return measure_or_reuse(identity, arguments, contents)
+
+
+def measure_table(
+    suite: str,
+    arguments: VectorArguments,
+    table: Path,
+    settings: VectorSettings,
+    texts: Sequence[str],
+    compute: Callable[[VectorSource], dict[str, Any]],
+) -> EvaluationResult:
+    """`measure` on a user's own table, of which `texts` are all texts."""
+    source = vector_source(arguments, settings, lambda: texts)
+    data = {str(table): sha256_of(table)}
+    return measure(suite, source, settings, arguments, data=data, compute=lambda: compute(source))

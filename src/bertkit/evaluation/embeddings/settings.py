@@ -38,6 +38,14 @@ class StsSettings(VectorSettings):
     )
 
 
+class ClusteringSettings(VectorSettings):
+    """What `bertkit eval clustering` scores."""
+
+    starts: int = Field(
+        10, ge=1, le=1000, description="Runs of k-means from other centres; scores are the mean over them."
+    )
+
+
 class RetrievalSettings(VectorSettings):
     """What `bertkit eval retrieval` scores."""
 

@@ -24,7 +24,7 @@ from bertkit.evaluation.run import MeasurementArguments
 from bertkit.files import sha256_of
 from bertkit.inference.embedder import Embedder
 from bertkit.inference.token_embedder import TokenEmbedder
-from bertkit.models.files.model_files import find_model
+from bertkit.models.bge_m3 import find_embedder
 from bertkit.models.similarity import Similarity
 from bertkit.models.text_reading import TextReading
 from bertkit.text.word_split import word_places
@@ -76,7 +76,7 @@ def model_source(model: str, settings: VectorSettings, arguments: MeasurementArg
         DataError: no such model, or a damaged one.
     """
     embedder = Embedder.load(
-        find_model(model, offline=arguments.offline),
+        find_embedder(model, offline=arguments.offline),
         arguments.engine(),
         name=model,
         max_tokens=settings.max_length,
@@ -105,7 +105,7 @@ def token_source(model: str, settings: VectorSettings, arguments: MeasurementArg
         UsageError: the length does not fit.
     """
     embedder = TokenEmbedder.load(
-        find_model(model, offline=arguments.offline),
+        find_embedder(model, offline=arguments.offline),
         arguments.engine(),
         name=model,
         max_tokens=settings.max_length,
