@@ -112,7 +112,7 @@ def without_end_token(model: Path, out: Path) -> Path:
 
 def run_official(arguments: argparse.Namespace, model: Path, sample: Path, out: Path) -> Path:
     """Run the official code on all tasks; returns its folder of results."""
-    results = out / model.stem / "main" / "zero_shot" / arguments.backend
+    results: Path = out / model.stem / "main" / "zero_shot" / arguments.backend
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.environ.get("OFFICIAL_PYTHONPATH", "")}
     common = ["--model_path_or_name", str(model.resolve()), "--backend", arguments.backend, "--output_dir", str(out)]
     for name, (task, folder) in CHOICES.items():

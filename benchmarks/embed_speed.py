@@ -19,6 +19,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ def sides(model: str, names: Sequence[str], own: Mapping[str, str]) -> dict[str,
         oracle = SentenceTransformer(model, device="cpu", **more)
         return lambda texts: oracle.encode(list(texts), convert_to_tensor=True).float().numpy()
 
+    def of_directory(directory: str) -> Encode:
+        return bertkit.load(directory, device="cpu", precision="auto").encode
+
     makers: dict[str, Callable[[], Encode]] = {
         "st-fp32": lambda: peer(),
         "st-bf16": lambda: peer(model_kwargs={"torch_dtype": torch.bfloat16}),
@@ -63,7 +67,7 @@ def sides(model: str, names: Sequence[str], own: Mapping[str, str]) -> dict[str,
         "bertkit-bf16": lambda: bertkit.load(model, device="cpu", precision="bf16").encode,
     }
     for name, directory in own.items():
-        makers[name] = lambda directory=directory: bertkit.load(directory, device="cpu", precision="auto").encode
+        makers[name] = partial(of_directory, directory)
     found = {}
     for name in names:
         try:

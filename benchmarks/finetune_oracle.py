@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +95,8 @@ def compare(task: str, tasks: Path, *, batch: int, max_length: int, steps: int, 
     said = [json.loads(line) for line in (ours.path / "predictions" / f"{task}-dev.jsonl").read_text().splitlines()]
 
     peer = PeerClassification.of(spec, start, max_length)
-    train, dev = (load_split(spec, split, str(tasks)).examples for split in ("train", "dev"))
+    splits: list[list[Any]] = [load_split(spec, split, str(tasks)).examples for split in ("train", "dev")]
+    train, dev = splits
     features = peer.features(train)
     loop = Loop(peer.build(), LoopSettings(rate, steps))
     order = EpochOrder(len(features), batch, seed=0)

@@ -191,9 +191,10 @@ class PeerClassification(PeerTask):
         found = self.tokenizer(texts, *pairs, truncation=True, max_length=self.max_length)
         rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
         numbers = {name: number for number, name in enumerate(self.labels)}
+        labels: list[Any] = [example.label for example in examples]
         return [
-            row | {"label": numbers[example.label] if isinstance(example.label, str) else float(example.label)}
-            for row, example in zip(rows, examples, strict=True)
+            row | {"label": numbers[label] if isinstance(label, str) else float(label)}
+            for row, label in zip(rows, labels, strict=True)
         ]
 
     def predictions(
@@ -219,11 +220,13 @@ class PeerTagging(PeerTask):
         numbers = {name: number for number, name in enumerate(self.labels)}
         rows = []
         for number, example in enumerate(examples):
-            row = {name: values[number] for name, values in found.items()}
+            row: Feature = {name: values[number] for name, values in found.items()}
             of_token = found.word_ids(number)
             before = [None, *of_token[:-1]]
             row["word"] = [word if word != last else None for word, last in zip(of_token, before, strict=True)]
-            row["label"] = [_IGNORED if word is None else numbers[example.tags[word]] for word in row["word"]]
+            assert example.tags is not None
+            tags = [numbers[tag] for tag in example.tags]
+            row["label"] = [_IGNORED if word is None else tags[word] for word in row["word"]]
             rows.append(row)
         return rows
 
@@ -303,7 +306,7 @@ class PeerSpan(PeerTask):
         ]
 
 
-def _answer_places(example: QuestionExample, offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int]:
+def _answer_places(example: QuestionExample, offsets: Sequence[Any]) -> tuple[int, int]:
     """The tokens of the first answer, or the first token twice if this window does not contain the whole answer."""
     own = [place for place, offset in enumerate(offsets) if offset is not None]
     if not example.answers or not own:

@@ -97,7 +97,8 @@ class Unit:
         """The task's overrides for bertkit."""
         if self.task != "squad2part":
             return self.task
-        files = {split: str(self.tasks / "squad" / f"squad2-part-{split}.json") for split in ("train", "dev")}
+        squad = self.tasks / "squad"
+        files: dict[str, Any] = {split: str(squad / f"squad2-part-{split}.json") for split in ("train", "dev")}
         return CustomTask(name=self.task, kind="span", **files)
 
     @property

@@ -28,13 +28,13 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from benchmarks.finetune_peer import Loop, LoopSettings, PeerClassification, minilm
 from torch.profiler import ProfilerActivity, profile
 
-from bertkit.finetuning.loss_terms import TaskTerms, task_flops
+from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.task_order import EpochOrder
 from bertkit.models.files.hub import load_model
 from bertkit.models.labels import Labels
@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
 class Ours:
     """bertkit's step."""
 
-    def __init__(self, task: str, examples: list[Any], precision: str) -> None:
+    def __init__(self, task: str, examples: list[Any], precision: Literal["fp32", "bf16"]) -> None:
         spec = find_task(task)
         assert spec.labels is not None
         labels = Labels(spec.labels)
@@ -186,7 +186,7 @@ def measure(ours: Ours, examples: list[Any], options: argparse.Namespace) -> Non
             spent = timed(partial(run, items))
             if step:  # the first step of each warms up
                 seconds[name].append(spent)
-        flops.append(task_flops(ours.model, ours.task.head, ours.batches(items)))
+        flops.append(ours.terms.flops(ours.model, ours.batches(items)))
 
     def ratios(kind: int) -> dict[str, list[float]]:
         """The peer's time divided by bertkit's, per step."""

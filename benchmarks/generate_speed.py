@@ -25,7 +25,7 @@ from bertkit.models.files.hub import load_model
 from bertkit.models.headed import HeadedModel
 from bertkit.models.quantisation.bf16 import cast_linears_to_bf16
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "small": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 8192},
 }

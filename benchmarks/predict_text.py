@@ -170,9 +170,8 @@ def measure_answers(predictor: Predictor, data: Path) -> dict[str, Any]:
 
 def measure_long_context(predictor: Predictor, data: Path, copies: int = 40) -> dict[str, Any]:
     """Whether the same answer is found if a question's paragraph is one of many in a text."""
-    examples: list[Any] = [
-        each for each in read_squad(data / "squad" / "squad2-part-dev.json").examples if each.answers
-    ]
+    read: list[Any] = read_squad(data / "squad" / "squad2-part-dev.json").examples
+    examples = [each for each in read if each.answers]
     contexts = list(dict.fromkeys(example.context for example in examples))[:copies]
     text = "\n\n".join(contexts)
     asked = [example for example in examples if example.context in contexts][:: max(1, len(examples) // 40)][:20]

@@ -94,7 +94,7 @@ class Watch:
                 second, last = own[quarter : 2 * quarter], own[-quarter:]
                 means = [sum(row[1] for row in part) / len(part) / 1e6 for part in (second, last)]
                 descriptors = [row[2] for row in own[quarter:]]
-                found.append((attempt, *means, min(descriptors), max(descriptors)))
+                found.append((attempt, means[0], means[1], min(descriptors), max(descriptors)))
         return found
 
 

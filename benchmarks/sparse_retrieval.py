@@ -105,8 +105,8 @@ def measured(model: Path, folder: Path, out: Path) -> dict[str, float]:
     found = bertkit(
         "eval", "retrieval", "--model", model, "--data-dir", folder, "--run-dir", out / f"eval-{model.name}"
     )
-    scores = {name: each["mean"] for name, each in found["tasks"][folder.name].items()}
-    return scores | found.get("words", {})
+    scores: dict[str, float] = {name: each["mean"] for name, each in found["tasks"][folder.name].items()}
+    return {**scores, **found.get("words", {})}
 
 
 def of_bm25(folder: Path) -> dict[str, float]:

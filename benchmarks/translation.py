@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 SMALLEST = "zero one two three four five six seven eight nine ten".split()  # noqa: SIM905
 TEENS = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()  # noqa: SIM905
@@ -35,7 +36,7 @@ SMALL = {
     "engine.micro_batch_tokens": 4096,
 }
 TEST_PAIRS = 500
-UNIVERSAL = {
+UNIVERSAL: dict[str, Any] = {
     "model": "{family: universal-transformer, hidden_size: 64, num_attention_heads: 4, intermediate_size: 256,"
     " num_hidden_layers: 4, max_position_embeddings: 128, hidden_dropout_prob: 0.1, attention_probs_dropout_prob: 0.0,"
     " activation_dropout_prob: 0.0, halting: %s}",
@@ -154,7 +155,7 @@ def main() -> None:
     if arguments.starts:
         print(json.dumps(compare_starts(arguments.out, train, test, arguments.steps), indent=2))
         return
-    models: dict[str, dict[str, object]] = {"run": {**SMALL}}
+    models: dict[str, dict[str, Any]] = {"run": {**SMALL}}
     if arguments.fixed_heads:
         eight = {**SMALL, "model.num_attention_heads": 8}
         models = {"learnt-heads": eight, "fixed-heads": {**eight, "model.fixed_heads": "true"}}
