@@ -360,6 +360,9 @@ def test_every_kind_of_task_can_be_imitated(kind: str, tmp_path: Path) -> None:
     )
     outcome = finetune(request, progress=silent_progress)
     assert lines_of(outcome)[0]["loss"] == pytest.approx(0.0, abs=1e-6)
+    for run, name in ((taught, "task"), (outcome, term)):
+        assert (f"accuracy/{name}" in lines_of(run)[0]) == (kind != "regression"), "no number is right or wrong"
+        assert lines_of(run)[0]["target_tokens_per_s"] > 0
     assert outcome.results["teacher"]["splits"]["dev"] == pytest.approx(taught.results["splits"]["dev"], rel=1e-4)
     shares = outcome.results["retained"]["dev"].values()
     assert all(share is None or share == pytest.approx(1.0, rel=1e-4) for share in shares)

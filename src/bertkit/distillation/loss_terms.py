@@ -201,7 +201,8 @@ class TaskDistillationTerms(TaskTerms):
         self._last: tuple[TaskBatch, Activations] | None = None
 
     def has_accuracy(self, term: str) -> bool:
-        return term == LABELS or any(each.compares_logits for each in self.terms if each.term == term)
+        compared = {LABELS, *(each.term for each in self.terms if each.compares_logits)}
+        return self.task.has_accuracy and term in compared
 
     def counts(self, batch: TaskBatch) -> Mapping[str, int]:
         rows = sum(self.task.rows_of(batch))

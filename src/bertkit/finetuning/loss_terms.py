@@ -47,6 +47,9 @@ class TaskTerms(LossTerms[TaskBatch]):
         """The model that has the task's head."""
         return model if self.companion is None else model.named_companions()[self.companion]
 
+    def has_accuracy(self, term: str) -> bool:
+        return term != TASK or self.task.has_accuracy
+
     def counts(self, batch: TaskBatch) -> Mapping[str, int]:
         own = {HEAD: predicted_tokens(batch.packed)} if self.causal else {}
         return {TASK: self.task.count(batch), **own}

@@ -211,9 +211,10 @@ class Finetuner(Trainer[TaskBatch]):
         return {name: value for name, value in losses.items() if name not in alone}
 
     def target_tokens(self) -> int:
-        """The number of predictions of the largest loss term with an accuracy."""
-        terms = {name: total for name, total in self.meter.terms.items() if self.terms[0].has_accuracy(name)}
-        return max((total.count for total in terms.values()), default=0)
+        """The number of predictions of the largest loss term: of those with an accuracy, if there is one."""
+        totals = self.meter.terms
+        counted = [name for name in totals if self.terms[0].has_accuracy(name)]
+        return max((totals[name].count for name in counted or totals), default=0)
 
     def evaluation_is_due(self) -> bool:
         """At the end, and `evaluations_per_epoch` times per epoch, the last at the epoch's end."""

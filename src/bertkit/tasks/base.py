@@ -275,6 +275,8 @@ class Task(ABC):
     """Memory of an example per token, for its text and ids, as measured on a million sentences."""
     gold_scores: ClassVar[Mapping[str, Any] | None] = None
     """The `scores` of a prediction that is final, such as a gold one."""
+    has_accuracy: bool = True
+    """Whether the loss counts how many predictions are right."""
     constant_is_baseline: ClassVar[bool] = False
     """Whether a model can be compared with always predicting the most common label."""
 

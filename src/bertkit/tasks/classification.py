@@ -387,6 +387,7 @@ class Regression(TextTask):
     """
 
     metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("pearson", "spearman", "mean_squared_error")}
+    has_accuracy = False
 
     @property
     def config_keys(self) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class Embedding(Task):
     ) -> None:
         super().__init__(Labels.unnamed(), metrics)
         self.objective = loss
+        self.has_accuracy = loss.has_accuracy
         self.form = form
         self.pooling, self.normalise, self.reading = form.pooling, form.normalise, form.reading
         self.classes_of_loss = tuple(classes)

@@ -65,6 +65,8 @@ class EmbeddingLoss(Settings):
 
     wanted: ClassVar[TargetKind | None] = None
     """What it reads in addition to the vectors."""
+    has_accuracy: ClassVar[bool] = False
+    """Whether the loss is a choice among candidates, which is right or wrong."""
     texts: ClassVar[tuple[int, int | None]] = (2, 2)
     """The minimum and maximum number of an example's texts; None: any number."""
     compares_examples: ClassVar[bool] = False

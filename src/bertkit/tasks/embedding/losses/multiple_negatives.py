@@ -47,6 +47,7 @@ class MultipleNegativesLoss(EmbeddingLoss):
         " negatives.",
     )
 
+    has_accuracy: ClassVar[bool] = True
     texts: ClassVar[tuple[int, int | None]] = (2, None)
     compares_examples: ClassVar[bool] = True
     reads_scores: ClassVar[ScoredTexts | None] = "all"

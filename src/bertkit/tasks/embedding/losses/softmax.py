@@ -32,6 +32,7 @@ class SoftmaxLoss(EmbeddingLoss):
         description="Combinations of the two vectors u and v to concatenate: u, v, |u-v|, u*v.",
     )
 
+    has_accuracy: ClassVar[bool] = True
     wanted: ClassVar[TargetKind | None] = "class"
     of_parts: ClassVar[bool] = False
 

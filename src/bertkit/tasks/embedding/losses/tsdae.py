@@ -37,6 +37,7 @@ class TsdaeLoss(EmbeddingLoss):
         0.6, ge=0, lt=1, description="Share of the words that is deleted; at least one word is kept."
     )
 
+    has_accuracy: ClassVar[bool] = True
     texts: ClassVar[tuple[int, int | None]] = (1, 1)
     rebuilds_text: ClassVar[bool] = True
     of_parts: ClassVar[bool] = False
