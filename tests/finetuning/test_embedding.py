@@ -204,6 +204,24 @@ def test_losses_of_scores(place: EmbeddingPlace, tmp_path: Path, loss: str, leas
     assert run.results["splits"]["dev"]["spearman"] > least
 
 
+def test_several_data_sets_train_one_embedder(place: EmbeddingPlace, tmp_path: Path) -> None:
+    """Pairs that belong together and scored pairs, each with the loss that it has alone."""
+    files = {"train": str(place.train), "dev": str(place.dev)}
+    scored = CustomTask(name="scored", kind="embedding", **files, columns=PAIR)
+    together = CustomTask(name="together", kind="embedding", **files, columns=PAIR.model_copy(update={"label": None}))
+    settings = ("epochs=1", "embedding.pooling=cls", "embedding.normalise=true", "embedding.largest_score=5")
+    run = place.run(*settings, task=[scored, together], run_dir=tmp_path / "both")
+    assert set(run.results["splits"]) == {"scored/dev", "together/dev"}
+    texts = [text for text, _ in reviews(5, 7)]
+    whole, *each = (bertkit.load(run.run.path / "model" / name).encode(texts) for name in ("", "scored", "together"))
+    np.testing.assert_allclose(np.linalg.norm(whole, axis=1), 1.0, rtol=1e-6)
+    for vectors in each:
+        np.testing.assert_array_equal(whole, vectors)
+    loss = ("embedding.loss={name: multiple_negatives}",)
+    with pytest.raises(UsageError, match="sparse vectors and token vectors are trained on one data set"):
+        place.run("embedding.late_interaction={query_length: 8}", *loss, task=[scored, together])
+
+
 def test_a_batch_in_parts_trains_as_the_whole(place: EmbeddingPlace, tmp_path: Path) -> None:
     calm = write_model(tmp_path / "calm", dropout=0.0)
     losses = []

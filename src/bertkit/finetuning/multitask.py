@@ -4,7 +4,8 @@ Liu et al. 2019, MT-DNN, arXiv:1901.11504, section 3: the layers of the encoder 
 has its own output layer. The pooler is shared too. Sibling trainer.py trains the joined model, in the order of
 task_order.py.
 
-    RUN/model/               the shared encoder: what `AutoModel.from_pretrained` loads
+    RUN/model/               the shared encoder: what `AutoModel.from_pretrained` loads; if a task is `embedding`, the
+                             embedder that all data sets of this kind train
       model.safetensors
       rte/                   a whole model with the head of a task: `--model RUN/model/rte`
         model.safetensors.index.json
@@ -20,14 +21,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from bertkit.errors import UsageError
 from bertkit.files import joint_sha256, sha256_of, write_text
 from bertkit.finetuning.data import Prepared
 from bertkit.models.files.hub import CONFIG_FILE, WEIGHTS_FILE, save_model, write_config, write_tokenizer
 from bertkit.models.files.model_files import write_safetensors
 from bertkit.models.headed import POOLER, HeadedModel
+from bertkit.tasks.base import Task
+from bertkit.tasks.embedding.task import Embedding
 from bertkit.text.tokenizer import Tokenizer
 
 _SHARED, _OWN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -38,6 +42,18 @@ def task_seed(seed: int, number: int, name: str) -> int:
     if number == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "little")
+
+
+def require_joinable(tasks: Iterable[Task]) -> None:
+    """Refuse several tasks of which one trains vectors with weights of its own, of which each would have others.
+
+    Raises:
+        UsageError: one of them trains sparse vectors or token vectors.
+    """
+    if any(isinstance(task, Embedding) and not task.of_encoder for task in tasks):
+        raise UsageError(
+            "task: sparse vectors and token vectors are trained on one data set; put the rows of all into one file"
+        )
 
 
 def joined(models: Sequence[HeadedModel]) -> HeadedModel:

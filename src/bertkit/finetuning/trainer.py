@@ -27,7 +27,7 @@ from bertkit.finetuning.label_counts import skipped_counts, write_skipped
 from bertkit.finetuning.loss_terms import TaskTerms
 from bertkit.finetuning.methods.lora import Lora
 from bertkit.finetuning.methods.setfit import PairTerms, Setfit
-from bertkit.finetuning.multitask import joined, save_joined, task_seed
+from bertkit.finetuning.multitask import joined, require_joinable, save_joined, task_seed
 from bertkit.finetuning.own_data import write_split
 from bertkit.finetuning.recipe import FinetuneRecipe
 from bertkit.finetuning.report import mistakes, prediction_row, write_lines
@@ -97,6 +97,8 @@ class Finetuner(Trainer[TaskBatch]):
             )
             for number, (alone, each) in enumerate(zip(recipe.alone, prepared, strict=True))
         ]
+        if len(prepared) > 1:
+            require_joinable(each.task for each in self.task_trainers)
         optimisation = recipe.optimisation
         assert optimisation.epochs is not None
         self.order = TaskOrder.of(recipe, prepared)
@@ -322,10 +324,11 @@ class Finetuner(Trainer[TaskBatch]):
         save_joined(self.model, models, tokenizer, directory)
         if write_updates is not None:
             write_updates(directory / ADAPTER)
-        for each in self.task_trainers:
+        for each in reversed(self.task_trainers):
             where, width = directory if len(models) == 1 else directory / each.name, each.model.encoder.width
             if isinstance(each.task, Embedding):
-                each.task.write_files(where, each.model, max_tokens=each.max_tokens)
+                for place in {where, directory}:  # several data sets train one embedder, the shared encoder
+                    each.task.write_files(place, each.model, max_tokens=each.max_tokens)
             elif isinstance(each.task, VectorClassification):
                 write_sentence_files(where, width=width, pooling=("mean",), normalise=False, max_tokens=each.max_tokens)
 

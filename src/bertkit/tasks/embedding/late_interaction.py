@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tokenizers
@@ -64,6 +64,8 @@ class LateInteractionTask(Embedding):
     Raises:
         UsageError: the loss, or another setting, does not fit.
     """
+
+    of_encoder: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class SparseEmbedding(Embedding):
     """
 
     head: ClassVar[str] = WORDS_HEAD
+    of_encoder: ClassVar[bool] = False
 
     def __init__(self, *arguments: Any, sparsity: Sparsity | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

@@ -100,6 +100,8 @@ class Embedding(Task):
 
     head: ClassVar[str] = "sentence_vector"
     metric_of: ClassVar[Mapping[str, str]] = {name: name for name in ("spearman", "pearson", ACCURACY)}
+    of_encoder: ClassVar[bool] = True
+    """Whether vectors need no weights but the encoder's, so that several data sets train one embedder."""
 
     def __init__(
         self,
