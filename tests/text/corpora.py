@@ -19,6 +19,8 @@ AWKWARD = [
     "🙂 emoji 👩‍👩‍👧 family",
 ]
 
+HINDI = ["हिन्दी में लिखा हुआ पृष्ठ है।", "यह पृष्ठ हिन्दी में है।"]
+
 
 def english(sentences: int, seed: int = 0) -> list[str]:
     """Sentences of artificial English: few words, many repeats, so small vocabularies can be trained."""

@@ -20,7 +20,7 @@ from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.text.vocabulary import train_tokenizer
 from bertkit.text.word_table import DictWords
-from tests.text.corpora import AWKWARD, english
+from tests.text.corpora import AWKWARD, HINDI, english
 
 TOKENIZERS = {
     f"{kind}{'-uncased' if lowercase else ''}": train_tokenizer(
@@ -30,7 +30,9 @@ TOKENIZERS = {
     for kind in ("wordpiece", "bpe", "byte-bpe", "unigram")
     for lowercase in (True, False)
 }
+TOKENIZERS["byte-bpe-marks"] = train_tokenizer(TokenizerConfig(type="byte-bpe", vocab_size=500), [*AWKWARD, *HINDI] * 9)
 PIECES = [*AWKWARD, *english(5), ".", ",", "(", "don't", " ", "  ", "\n", "\t ", "\u0301", "\u00a0", "\0", "İ", "中"]
+PIECES += HINDI
 
 
 @pytest.fixture(scope="module", autouse=True, params=["dict", "compiled"])
@@ -82,6 +84,12 @@ def test_any_text_has_the_ids_of_the_tokenizer_itself(name: str, parts: list[lis
 @given(texts=st.lists(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=127), max_size=40), max_size=4))
 def test_any_ascii_text_has_the_ids_of_the_tokenizer_itself(name: str, texts: list[str]) -> None:
     assert rows(TOKENIZERS[name].encode_plain(texts)) == reference(TOKENIZERS[name], texts)
+
+
+def test_words_are_cut_before_spaces_whatever_their_vowel_signs() -> None:
+    assert TOKENIZERS["byte-bpe-marks"].encode_plain([""])[0].size == 0
+    assert TOKENIZERS["byte-bpe-marks"]._encoder is not None
+    assert TOKENIZERS["byte-bpe-marks"]._encoder._cutting == "single-space"
 
 
 def test_further_steps_of_cutting_are_kept() -> None:

@@ -18,7 +18,7 @@ from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer, save_tokenizer
 from bertkit.text.vocabulary import SPECIAL_TOKENS, _with_short_words, train_tokenizer
-from tests.text.corpora import AWKWARD, english
+from tests.text.corpora import AWKWARD, HINDI, english
 
 KINDS = ("wordpiece", "bpe", "byte-bpe", "unigram")
 
@@ -144,6 +144,31 @@ def test_wordpiece_lowercases_and_strips_accents_together_unless_told() -> None:
     assert uncased.backend.normalizer.normalize_str("Léa") == "lea"
     assert cased.backend.normalizer.normalize_str("Léa") == "Léa"
     assert kept.backend.normalizer.normalize_str("Léa") == "léa"
+
+
+@pytest.mark.parametrize(
+    ("texts", "changes"),
+    [
+        (HINDI, "82% of words change, such as 'पृष्ठ' to 'पषठ', 'में' to 'म', 'हिन्दी' to 'हिनदी';"),
+        (["Où est-il ?", "ici ou là"], "33% of words change, such as 'Où' to 'Ou', 'là' to 'la';"),
+        (["비밀번호를 입력하십시오", "a naïve " + "word " * 50], None),
+    ],
+)
+def test_a_warning_names_words_that_lose_their_accents(
+    texts: list[str], changes: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for given in ({}, {"strip_accents": True}, {"lowercase": False}):
+        train_tokenizer(TokenizerConfig.model_validate({"vocab_size": 200, **given}), texts)
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == (changes is not None)
+    assert all(str(changes) in message for message in found)
+
+
+def test_byte_level_words_have_their_vowel_signs() -> None:
+    config = TokenizerConfig(type="byte-bpe", vocab_size=2000)
+    tokenizer = train_tokenizer(config, HINDI)
+    assert [tokenizer.shown(i) for i in tokenizer.encode_batch(["पृष्ठ में हिन्दी है"])[0]] == ["पृष्ठ", "में", "हिन्दी", "है"]
+    assert "Split" not in train_tokenizer(config, english(100)).backend.to_str()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,6 +44,12 @@ _UNEVEN_SPACE = re.compile(r"^\s|\s$|[^\S ]|  |\0|\u2581")
 _FIRST_SPACE = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
 """The step before ByteLevel in vocabulary.py: a space before a text, which a text that begins with one does not get."""
 
+WORDS_WITH_MARKS = (
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}\p{M}\u200c\u200d]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}\u200c\u200d]+|\s+(?!\S)|\s+"
+)
+"""GPT-2's pattern, except that marks and joiners are part of words: its own splits every Hindi or Thai word at vowel
+signs."""
+
 _LOCAL_NORMALIZERS = {"Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"}
 
 
@@ -211,6 +217,8 @@ def _cutting_of(steps: list[dict[str, Any]]) -> Cutting | None:
         return "bert"
     if first["type"] == "Metaspace" and first.get("split", True) and first.get("prepend_scheme") == "always":
         return "single-space"
+    if first["type"] == "Split" and first.get("pattern") == {"Regex": WORDS_WITH_MARKS}:
+        return "single-space" if first.get("add_prefix_space") else "before-space"
     if first["type"] == "ByteLevel" and first.get("use_regex", True):
         return "single-space" if first["add_prefix_space"] else "before-space"
     return None

@@ -1,24 +1,40 @@
-"""Splitting English prose into sentences by rules.
+"""Splitting prose into sentences by rules.
 
 Rule-based in the manner of Grefenstette and Tapanainen 1994 (a full stop ends a sentence unless an abbreviation or an
-initial precedes it, or what follows cannot begin one). BERT's own data was split by another tool; its pair construction
-only requires sentence-like segments without losses. pysbd has more rules and languages at a small fraction of the
-speed, which would slow down the tokenisation of a corpus.
+initial precedes it, or what follows cannot begin one). The abbreviations are English; marks that other scripts have for
+the end of a sentence need no space after them. BERT's own data was split by another tool; its pair construction only
+requires sentence-like segments without losses. pysbd has more rules and languages at a small fraction of the speed,
+which would slow down the tokenisation of a corpus.
 """
 
 from __future__ import annotations
 
 import re
 
-# A candidate: a final mark, closing quotes or brackets, space, then something that can begin a sentence.
+# A candidate: a final mark, closing quotes or brackets, space, then something that can begin a sentence: a digit, or a
+# letter that is not lower-case; `_begins_in_lower_case` checks those outside ASCII.
 # The pattern begins with the mark, so that the search jumps from one to the next.
-_AROUND = r"""\s?["”’')\]]*\s+      # closing signs; WikiText and treebanks put spaces between
-        (?=["“‘'(\[]{0,2}\s?[A-ZÀ-ÖØ-ÞĀ-ŽΑ-ΩА-Я0-9])"""
+_AROUND = r"""\s?["”’')\]»«“]*\s+      # closing signs; WikiText and treebanks put spaces between
+        (?=["“‘'(\[«»„‚¿¡]{0,2}\s?[^\W_a-z])"""
 _BOUNDARY = re.compile("[.!?…]" + _AROUND, re.VERBOSE)
 # Most lines contain only full stops; a single mark is found twice as fast as a set.
 _FULL_STOP = re.compile(r"\." + _AROUND, re.VERBOSE)
+# Full stops and question marks of Chinese and Japanese, of Arabic and Urdu, of Indic scripts, and of Armenian, Amharic,
+# Burmese, Khmer and Tibetan.
+_OWN_MARKS = "。！？｡؟۔।॥։።፧။។៕།༎"
+_OTHER_SCRIPTS = re.compile("[^\x00-\u0588\u2000-\u2fff]")  # has all of these marks, and is searched fast
+_CLOSING = "”’'»)\\]」』）》】〉〕"
+_CJK = "[\u3040-\u30ff\u3400-\u9fff]"
+# Such a mark is no boundary before a comma, nor at the end of a quotation before hiragana (「行くよ。」と言った).
+_WITH_OWN_MARKS = re.compile(
+    rf"""(?: (?<![{_OWN_MARKS}])[{_OWN_MARKS}][{_OWN_MARKS}!?]*+ | (?<={_CJK})[!?]++(?={_CJK}))
+        (?: [{_CLOSING}]++(?![\u3040-\u309f]) )?+ (?![{_CLOSING}、，；：,;:{_OWN_MARKS}]) \s*+(?=\S)
+        | [.!?…]{_AROUND}""",
+    re.VERBOSE,
+)
 _BEFORE_WORDS = "\"'“‘’([{*_/–—-"
-_INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Z]$|(?:[A-Za-z]\.)+[A-Za-z]$")
+_FIRST = re.compile(r"[^\W_]")
+_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -65,14 +81,26 @@ def sentence_places(line: str) -> list[tuple[int, int]]:
 def _ends(line: str) -> list[int]:
     """For each sentence, where the next one begins or the line ends."""
     ends, start = [], 0
-    boundary = _BOUNDARY if "!" in line or "?" in line or "…" in line else _FULL_STOP
+    is_ascii = line.isascii()
+    if not is_ascii and _OTHER_SCRIPTS.search(line) is not None:
+        boundary = _WITH_OWN_MARKS
+    else:
+        boundary = _BOUNDARY if "!" in line or "?" in line or "…" in line else _FULL_STOP
     for match in boundary.finditer(line):
         mark, end = match.span()
+        if not is_ascii and line[mark] in ".!?…" and _begins_in_lower_case(line, end):
+            continue
         if line[mark] != "." or _ends_sentence(line, start, mark, end):
             ends.append(end)
             start = end
     ends.append(len(line))
     return ends
+
+
+def _begins_in_lower_case(line: str, at: int) -> bool:
+    """Whether the first letter or digit here is a lower-case letter; Georgian has no capitals at the start of one."""
+    first = _FIRST.search(line, at)
+    return first is not None and first[0].islower() and not "\u10d0" <= first[0] <= "\u10ff"
 
 
 def is_abbreviation(word: str, line: str, behind: int) -> bool:
@@ -111,7 +139,9 @@ def _ends_sentence(line: str, start: int, mark: int, end: int) -> bool:
         return not line[end].isdigit()
     if known in _MAY_END:
         return not line[end].isdigit() and _begins_like_sentence(line, end)
-    return known not in _ABBREVIATIONS and not _INITIALS.fullmatch(word)
+    if _INITIALS.fullmatch(word):
+        return len(word) == 1 and not word.isupper()
+    return known not in _ABBREVIATIONS
 
 
 _OPENERS = _words(

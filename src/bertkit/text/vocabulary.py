@@ -10,7 +10,9 @@ Whole words are for word vectors and the BiLSTM of Tang et al. 2019, arXiv:1903.
 from __future__ import annotations
 
 import json
+import logging
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -28,6 +30,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError, UsageError
+from bertkit.text.plain_encoder import WORDS_WITH_MARKS
 from bertkit.text.tokenizer import Tokenizer, TokenizerConfig, sentinel
 from bertkit.text.tokenizer_files import MAX_WORD_CHARACTERS, template
 
@@ -38,6 +41,12 @@ BYTE_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 # A run of punctuation, or of anything else, each with the word mark before it: as in GPT-2, without its contractions.
 _WORD_OR_PUNCTUATION = Regex(r"▁?((?!▁)[\p{P}\p{S}])+|▁?[^▁\p{P}\p{S}]+|▁+")
 
+_MARKED_SHARE = 0.01
+"""Share of words with combining marks from which byte-level BPE does not split words at these."""
+_STRIPPED_SHARE = 0.05
+"""Share of words that removing accents changes from which a warning is logged."""
+
+log = logging.getLogger(__name__)
 
 _LONGEST_WORD = 4096
 """Characters. The time of the trainers of `tokenizers` grows with the square of a word's length."""
@@ -64,6 +73,9 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     texts = list(texts)
     if not any(text and not text.isspace() for text in texts):
         raise DataError("there is no text to train a vocabulary on")
+    words_of_text = _Words(texts)
+    if config.strip_accents is None and config.strips_accents:
+        words_of_text.warn_of_stripped()
     if config.type == "word":
         words = word_tokenizer(
             texts, config.vocab_size, lowercase=config.lowercases, min_frequency=config.min_frequency
@@ -71,7 +83,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         words.backend.post_processor = template(words, config.template)
         return words
     config = config.model_copy(update={"vocab_size": config.vocab_size - config.sentinels})
-    backend = _untrained(config)
+    backend = _untrained(config, keeps_marks=words_of_text.marked > _MARKED_SHARE and not config.strips_accents)
     alphabet = BYTE_ALPHABET if config.type == "byte-bpe" else _alphabet(backend, texts, config.character_coverage)
     continuing = [f"##{c}" for c in alphabet if _continues_words(backend, c)] if config.type == "wordpiece" else []
     _check_size(config, len(alphabet), len(continuing))
@@ -81,7 +93,52 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return _finished(backend, config)
 
 
-def _untrained(config: TokenizerConfig) -> Backend:
+class _Words:
+    """The words of a text that are not ASCII, separated by white space, with their counts; most have accents or marks.
+
+    Attributes:
+        total: number of all words.
+        marked: the share of words with combining marks or joiners.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.total = 0
+        self.counts: Counter[str] = Counter()
+        for text in texts:
+            words = text.split()
+            self.total += len(words)
+            if not text.isascii():
+                self.counts.update(word for word in words if not word.isascii())
+        self.marked = self._share(word for word in self.counts if any(map(_is_mark, word)))
+
+    def _share(self, words: Iterable[str]) -> float:
+        return sum(self.counts[word] for word in words) / self.total
+
+    def warn_of_stripped(self) -> None:
+        """Log a warning if removing accents, which is the default, changes many words."""
+        changed = {}
+        for word in self.counts:
+            composed, parts = (unicodedata.normalize(form, word) for form in ("NFC", "NFD"))
+            plain = unicodedata.normalize("NFC", "".join(c for c in parts if unicodedata.category(c) != "Mn"))
+            if plain != composed:
+                changed[word] = plain
+        share = self._share(changed)
+        if share > _STRIPPED_SHARE:
+            frequent = sorted(changed, key=lambda word: (-self.counts[word], word))[:3]
+            log.warning(
+                "tokenizer.strip_accents: without accents and vowel signs, as in BERT's uncased models, %.0f%% of words"
+                " change, such as %s; `--set tokenizer.strip_accents=false` keeps them (of `bertkit tokenize`:"
+                " --keep-accents)",
+                *(100 * share, ", ".join(f"{word!r:.30} to {changed[word]!r:.30}" for word in frequent)),
+            )
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] == "M" or character in "\u200c\u200d"
+
+
+def _untrained(config: TokenizerConfig, *, keeps_marks: bool) -> Backend:
+    """The rules of a kind of vocabulary; `keeps_marks`: byte-level BPE splits no words at combining marks."""
     unk = SPECIAL_TOKENS["unk"]
     if config.type == "wordpiece":
         model = models.WordPiece(unk_token=unk, max_input_chars_per_word=MAX_WORD_CHARACTERS)
@@ -103,7 +160,9 @@ def _untrained(config: TokenizerConfig) -> Backend:
         # RoBERTa gives the first word of a text no space; here a word has the same tokens in every position.
         # ByteLevel's own option would also put a space between a mask and the full stop that follows it.
         first_space = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([first_space, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        into_words = [pre_tokenizers.Split(Regex(WORDS_WITH_MARKS), "isolated")] if keeps_marks else []
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not keeps_marks)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([first_space, *into_words, byte_level])
         backend.decoder = decoders.ByteLevel()
     else:
         backend = Backend(models.BPE(unk_token=unk) if config.type == "bpe" else models.Unigram())

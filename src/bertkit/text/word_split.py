@@ -2,9 +2,10 @@
 
 Marcus et al. 1993, Computational Linguistics 19(2), and the tokenisation of its release. Punctuation, brackets, quotes
 and currency signs are separate words, clitics are cut off (do n't, it 's), and words joined by hyphens, an inner
-apostrophe or the points of an abbreviation stay whole (New York-based, O'Brien, U.S.). A Han character is a word, as in
-BERT's tokenizer. Nothing is changed: every word is a range of characters of the text. Sibling words.py finds words in
-token ids.
+apostrophe or the points of an abbreviation stay whole (New York-based, O'Brien, U.S.). In scripts without spaces each
+character is a word, with its vowel signs and tone marks: Han, as in BERT's tokenizer, hiragana, Thai, Lao, Burmese and
+Khmer; a run of katakana is one. Nothing is changed: every word is a range of characters of the text. Sibling words.py
+finds words in token ids.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from bertkit.text.sentences import is_abbreviation
 Place = tuple[int, int]
 """The first character and the exclusive end."""
 
-_HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = (
+    "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
+    "\u3041-\u309f"  # hiragana
+    "\u0e01-\u0e4e\u0e81-\u0ece\u0edc-\u0edf"  # Thai and Lao, without their digits
+    "\u1000-\u103f\u1050-\u108f\u109a-\u109d\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f"  # Burmese
+    "\u1780-\u17d3\u17d7\u17dc\u17dd"  # Khmer
+)
+"""Letters and signs of scripts that are written without spaces, as part of a class of a regular expression."""
+_KATAKANA = "\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"
 _JOINERS = "\u200c\u200d\u00ad\u2060"
 _HYPHENS = "-\u2010\u2011"
 _APOSTROPHES = "'\u2019"
@@ -54,8 +63,8 @@ def word_places(text: str, start: int = 0, end: int | None = None) -> list[Place
 def whole_words(text: str, start: int, end: int) -> Place:
     """The range, extended to whole words.
 
-    Here a word is a run of letters, digits and marks, or a number with its points and commas; scripts written without
-    spaces (Han) are never extended.
+    Here a word is a run of letters, digits and marks, or a number with its points and commas; in scripts without spaces
+    only a run of katakana is extended.
     """
     if start >= end:
         return start, end
@@ -124,7 +133,7 @@ def _marks() -> str:
 @cache
 def _word() -> re.Pattern[str]:
     marks = _marks()
-    char = rf"(?:(?![{_HAN}])[\w{marks}])"
+    char = rf"(?:(?![{_UNSPACED}{_KATAKANA}])[\w{marks}])"
     letter = r"[^\W\d_]"
     # Characters that join the parts of a word.
     link = (
@@ -140,7 +149,7 @@ def _word() -> re.Pattern[str]:
         | {letter}[a-z]?\.(?:{letter}[a-z]?\.)*(?:{letter}[a-z]?\.|{letter}(?!{char}))(?:[{_HYPHENS}]{char}+)*
         | [A-Z]{{1,3}}\$
         | (?<![\w).])[+-]?\.?(?=\d){char}+(?:{link}{char}+)*
-        | {char}+(?:{link}{char}+)*
+        | {char}+(?:{link}{char}+)* | [{_KATAKANA}]+[{marks}]*
         | \.{{2,}} | -{{2,}} | '' | `` | \*{{2,}} | ={{2,}}
         | \S[{marks}]*
         """,
@@ -151,4 +160,14 @@ def _word() -> re.Pattern[str]:
 @cache
 def _run() -> re.Pattern[str]:
     """Runs of letters, digits and marks; numbers including the characters between their digits."""
-    return re.compile(rf"(?:(?![{_HAN}])[\w{_marks()}]|(?<=\d)[.,](?=\d))+")
+    return re.compile(
+        rf"[{_KATAKANA}]+|(?:(?![{_UNSPACED}{_KATAKANA}])[\w{_marks()}]|(?<=\d)[.,](?=\d))+"
+        rf"|[{_UNSPACED}][{_marks()}]*"
+    )
+
+
+@cache
+def search_pattern() -> re.Pattern[str]:
+    """Characters of scripts without spaces with their marks, in group 1; other runs of letters, digits and marks."""
+    marks, alone = _marks().removesuffix(_JOINERS), _UNSPACED + _KATAKANA
+    return re.compile(rf"([{alone}][{marks}]*)|(?:(?![{alone}])[\w{marks}])+")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.files import write_json
 from bertkit.inference.search.bm25 import Bm25, words_of
 
 
@@ -34,4 +35,28 @@ def test_the_words_of_a_large_corpus_are_read(tmp_path: Path) -> None:
     Bm25.of(texts).save(tmp_path)
     with (tmp_path / "bm25.json").open("ab") as file:
         file.write(b" " * (65 << 20))
-    assert Bm25.load(tmp_path).words == Bm25.of(texts).words
+    loaded = Bm25.load(tmp_path)
+    assert loaded is not None
+    assert loaded.words == Bm25.of(texts).words
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "other"),
+    [
+        ("हिन्दी की", "हिन्दी में", "हानि की दर"),
+        ("北京天气", "今天北京下雨", "天下"),
+        ("水", "喝水吧", "吃饭"),
+        ("กรุงเทพ", "ฉันไปกรุงเทพกับแม่", "เทพา"),
+        ("ﾎﾟｹﾓﾝ", "ポケモンカード", "モンポ"),
+        ("istanbul", "İstanbul güzel", "ankara"),
+    ],
+)
+def test_words_of_other_scripts_are_found(query: str, text: str, other: str) -> None:
+    found = Bm25.of([other, text, "a", "b"]).scores(query)
+    assert found[1] > found[0]
+
+
+def test_words_of_other_rules_are_counted_again(tmp_path: Path) -> None:
+    Bm25.of(["a", "b"]).save(tmp_path)
+    write_json(tmp_path / "bm25.json", {"rules": 2, "words": 1})  # an earlier version's table of these two words
+    assert Bm25.load(tmp_path) is None

@@ -10,6 +10,7 @@ Shapes: N texts, W different words.
 from __future__ import annotations
 
 import re
+import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Iterable
@@ -23,14 +24,34 @@ from scipy.sparse import csc_matrix, load_npz, save_npz
 from bertkit.arrays import Float32Array, Int64Array
 from bertkit.errors import DataError
 from bertkit.files import MAX_LISTING_BYTES, read_json, replacing, write_json
+from bertkit.text.word_split import search_pattern
 
 K1, B = 1.2, 0.75
-_WORD = re.compile(r"\w+")
+RULES = 2
+"""The version of `words_of`."""
+_ASCII_WORD = re.compile(r"\w+")
 
 
 def words_of(text: str) -> list[str]:
-    """Runs of letters, digits and underscores, in lower case."""
-    return _WORD.findall(text.lower())
+    """Runs of letters, digits, marks and underscores, in lower case.
+
+    In scripts without spaces they are the single characters and the pairs of adjacent ones (Nie et al. 2000, On the use
+    of words and n-grams for Chinese information retrieval). Compatible forms of a character, such as full-width
+    letters, are one.
+    """
+    if text.isascii():
+        return _ASCII_WORD.findall(text.lower())
+    words: list[str] = []
+    before, end = "", -1
+    normal = unicodedata.normalize("NFKC", text).lower().replace("i\u0307", "i")  # of the Turkish capital
+    for match in search_pattern().finditer(normal):
+        words.append(match[0])
+        if match[1] is None:
+            continue
+        if match.start() == end:
+            words.append(before + match[1])
+        before, end = match[1], match.end()
+    return words
 
 
 def best_of(score_N: Float32Array, count: int) -> tuple[list[int], list[float]]:
@@ -98,17 +119,22 @@ class Bm25:
         """Write bm25.npz and bm25.json."""
         with replacing(directory / "bm25.npz") as file:
             save_npz(file, self.weight_NW, compressed=False)
-        write_json(directory / "bm25.json", self.words)
+        write_json(directory / "bm25.json", {"rules": RULES, "words": self.words})
 
     @classmethod
-    def load(cls, directory: Path) -> Bm25:
-        """Read the files of `save`.
+    def load(cls, directory: Path) -> Bm25 | None:
+        """Read the files of `save`; None if there are none, or if their texts were split into words by other rules.
 
         Raises:
             DataError: the files are damaged.
         """
+        if not (directory / "bm25.json").is_file():
+            return None
         try:
-            words = read_json(directory / "bm25.json", max_bytes=MAX_LISTING_BYTES)
+            stored = read_json(directory / "bm25.json", max_bytes=MAX_LISTING_BYTES)
+            words = stored.get("words")
+            if stored.get("rules") != RULES or not isinstance(words, dict):
+                return None  # the file of an earlier version, which was a table of words
             return cls(words, load_npz(directory / "bm25.npz"))
-        except (OSError, ValueError, KeyError, BadZipFile) as error:
+        except (OSError, ValueError, KeyError, AttributeError, BadZipFile) as error:
             raise DataError(f"{directory / 'bm25.npz'}: cannot be read ({error}); delete it") from error

@@ -148,8 +148,8 @@ class TextIndex:
     @cached_property
     def bm25(self) -> Bm25:
         """The BM25 weights of the texts, computed once and stored, unless the directory cannot be written."""
-        if (self.directory / "bm25.json").is_file():
-            return Bm25.load(self.directory)
+        if (stored := Bm25.load(self.directory)) is not None:
+            return stored
         log.info("counting the words of %s texts", f"{self.count:,}")
         weights = Bm25.of(text for _, text in self.texts())
         try:
