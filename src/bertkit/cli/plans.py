@@ -28,6 +28,7 @@ def print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
         "parameters": f"{at_most}{total:,}{without}",
         "steps": f"{'about ' * plan.get('steps_estimated', False)}{plan['steps']:,}",
         "tokens": f"{plan['tokens']:,}{_passes(plan)}",
+        **({"sequences": f"{mean:.0f} tokens on average"} if (mean := plan.get("mean_sequence_tokens")) else {}),
         **_example_row(plan),
         "FLOPs": flops_in_words(plan),
         **_teacher_row(plan),

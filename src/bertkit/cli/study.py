@@ -131,7 +131,7 @@ def _print_plan(plan: Mapping[str, Any], *, as_json: bool) -> None:
             "study": f"{plan['recipe']} ({plan['what_hash'][:8]})",
             "runs": f"{plan['runs']:,}",
             "steps": f"about {plan['steps']:,}",
-            "sequences": lengths if plan["full_sequences"] else "measured on the text",
+            "sequences": lengths if plan["full_sequences"] else "as long as those of the text",
             "FLOPs": flops_in_words(plan),
             "time here": f"{duration(plan['seconds'])}, plus the time for the measures",
         }

@@ -27,6 +27,7 @@ from bertkit.distillation.text_recipe import DistillTextRecipe
 from bertkit.finetuning.arguments import PlannedRun
 from bertkit.models.headed import HeadedModel
 from bertkit.pretraining.plan import pretraining_plan
+from bertkit.pretraining.planned_text import PlannedText, planned_text
 from bertkit.pretraining.stages import Stage, stages_of
 from bertkit.training.cost import FORWARD_SHARE, count_parameters, count_weights, sizes_of, spared_flops, step_flops
 from bertkit.training.memory import MemoryTerms
@@ -42,19 +43,27 @@ def distill_text_plan(arguments: DistillTextArguments) -> dict[str, Any]:
         planned, vocab_size = planned_trained_teacher(recipe, load_trained_teacher(files)), None
     else:
         teachers = load_teachers(files)
-        planned, vocab_size = planned_text_teacher(recipe, teachers), teachers[0].encoder.vocab_size
+        vocab_size = teachers[0].encoder.vocab_size
+        with planned_text(recipe.data, recipe.tokenizer, vocab_size=vocab_size) as text:
+            planned = planned_text_teacher(recipe, teachers, text)
     plan = pretraining_plan(recipe, vocab_size=vocab_size, teacher=planned)
     return plan | {"layers": term_rows(recipe, text_shapes(recipe, files))}
 
 
-def planned_text_teacher(recipe: DistillTextRecipe, teachers: Sequence[HeadedModel]) -> PlannedTeacher:
+def planned_text_teacher(
+    recipe: DistillTextRecipe, teachers: Sequence[HeadedModel], text: PlannedText
+) -> PlannedTeacher:
     """What a teacher that is not trained adds to the cost of a run on text."""
     flops = 0.0
     for stage in stages_of(recipe):
         if distillation_objectives(stage.recipe.objectives):
-            length, sequences = stage.recipe.data.sequence_length, _sequences_read(recipe, stage)
-            sizes = {"tokens": sequences * length, "squared_lengths": sequences * length**2, "sequences": sequences}
-            words = {WORDS_HEAD: sequences * word_rows(stage.recipe.objectives, length)}
+            own, sequences = text.lengths(stage.recipe.data, recipe.seed), _sequences_read(recipe, stage)
+            sizes = {
+                "tokens": sequences * own.mean,
+                "squared_lengths": sequences * own.squared,
+                "sequences": sequences,
+            }
+            words = {WORDS_HEAD: sequences * word_rows(stage.recipe.objectives, round(own.mean))}
             flops += FORWARD_SHARE * sum(step_flops(each, **sizes, predictions=words) for each in teachers)
     return PlannedTeacher(
         recipe.teacher_in_json, sum(count_parameters(each).total for each in teachers), flops, _resident(teachers)

@@ -1,8 +1,9 @@
 """The cost of a study before it starts: the document of `--plan`.
 
 The cost of a step is measured (budget.py) if the text is token shards, as the study does for any text; otherwise it is
-estimated by pretraining/plan.py, which assumes full-length sequences, and `full_sequences` in the document is true. The
-cost of measuring the runs is not included.
+that of pretraining/plan.py, for sequences as long as those at the beginning of the text. If these are not known either,
+sequences are taken at their full length, and `full_sequences` in the document is true. The cost of measuring the runs
+is not included.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         UsageError: a recipe is not valid for the steps of its runs.
     """
     study, arms = planned.study, {}
+    known: set[bool] = set()
     measured = planned.costs({}, silent_progress) if planned.reads_shards else {}
     for arm, own in planned.recipes.items():
         plans = {str(setting): pretraining_plan(recipe) for setting, recipe in own}
@@ -34,6 +36,7 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         counted = [(cost, cost.steps(study.budget, study_run.share)) for cost, study_run in steps]
         for (_, number), study_run in zip(counted, study_runs, strict=True):
             planned.recipe(study_run, number)
+        known.update("mean_sequence_tokens" in plan for plan in plans.values())
         first = next(iter(plans.values()))
         flops, steps_of_arm = sum(cost.flops * number for cost, number in counted), sum(number for _, number in counted)
         arms[arm] = {
@@ -49,7 +52,7 @@ def study_plan(planned: PlannedStudy) -> dict[str, Any]:
         }
     summed = ("runs", "steps", "tokens", "flops", "optimizer_flops", "seconds")
     totals = {key: sum(own[key] for own in arms.values()) for key in summed}
-    return {**name_and_hash(study), **totals, "full_sequences": not measured, "arms": arms}
+    return {**name_and_hash(study), **totals, "full_sequences": not measured and known != {True}, "arms": arms}
 
 
 def _step_cost(recipe: Recipe, plan: Mapping[str, Any], measured: Mapping[str, Any]) -> StepCost:
