@@ -108,9 +108,8 @@ def _plan_on(text: PlannedText, recipe: Recipe, teacher: PlannedTeacher | None, 
         optimizer_flops=steps * optimizer_flops,
     )
     document = name_and_hash(recipe) | plan_document(engine, cost, vocabulary=text.vocabulary, teacher=teacher)
-    lengths = text.lengths(stages[-1].recipe.data, recipe.seed)
-    if lengths.measured:
-        document["mean_sequence_tokens"] = lengths.mean
+    if all(each.measured for each in stretches):
+        document["mean_sequence_tokens"] = tokens / sum(each.steps * each.sequences for each in stretches)
     if text.tokens:
         document["text_passes"] = text_read / text.tokens
         _warn_of_passes(recipe, steps, text_read / text.tokens)
@@ -122,7 +121,7 @@ def _stretches_of(
 ) -> Iterator[tuple[_Stretch, MemoryTerms]]:
     """The stretches of steps with the same batch size, and the memory of an update in each."""
     text_length = stage.recipe.data.sequence_length
-    own = text.lengths(stage.recipe.data, recipe.seed)
+    own = text.lengths(stage.recipe.data, recipe.seed, stage.number)
     longest = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
     added = longest / text_length  # by the objective
     length, squared = own.mean * added, own.squared * added**2
@@ -152,7 +151,8 @@ def _stretches_of(
             kernels=uses_attention_kernel(recipe.engine, engine),
             state_bytes=recipe.optimisation.optimizer.state_bytes,
         )
-        yield _Stretch(end - first, sequences * own.mean, sequences * own.text_tokens, step), terms
+        tokens, text_tokens = sequences * own.mean, sequences * own.text_tokens
+        yield _Stretch(end - first, sequences, tokens, text_tokens, step, own.measured), terms
 
 
 def _with_planned_steps(recipe: Recipe, text: PlannedText) -> tuple[Recipe, bool]:
@@ -163,7 +163,7 @@ def _with_planned_steps(recipe: Recipe, text: PlannedText) -> tuple[Recipe, bool
         return recipe, False
     if text.tokens is None:
         return recipe, True
-    lengths = text.lengths(recipe.data, recipe.seed)
+    lengths = text.lengths(recipe.data, recipe.seed, 0)
     sequences = text.tokens * optimisation.passes * (1 - recipe.data.held_out) / lengths.text_tokens
     return with_steps(recipe, updates_for(sequences, optimisation.batch_sequences, optimisation.batch_ramp)), True
 
@@ -185,15 +185,19 @@ class _Stretch:
 
     Attributes:
         steps: their number.
+        sequences: of an update.
         step_tokens: of an update, special tokens included.
         text_tokens: of the text that an update reads.
         step_flops: of an update.
+        measured: whether the lengths of sequences were measured on the text.
     """
 
     steps: int
+    sequences: int
     step_tokens: float
     text_tokens: float
     step_flops: float
+    measured: bool
 
 
 def _flops(stretches: Sequence[_Stretch]) -> float:

@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from bertkit.data.config import DataConfig
-from bertkit.data.layouts import Address, LaneLayout
-from bertkit.data.random import Draw
+from bertkit.data.language_stream import LanguageStream, training_and_held_out
+from bertkit.data.layouts import LaneLayout
 from bertkit.data.samples import Vocabulary
 from bertkit.data.shard_writer import ShardWriter
 from bertkit.data.shards import TokenShards
-from bertkit.data.split import range_tokens
 from bertkit.data.stored_shards import shards_directory
+from bertkit.data.stream import SampleSpec, SampleStream
 from bertkit.data.tokenizing import tokenize_blocks
 from bertkit.errors import DataError, UsageError
 from bertkit.stores.url import is_url
@@ -43,10 +43,10 @@ _BYTES_OF_A_TOKEN = 4.5
 """For English text, if the tokenizer is not there yet."""
 _COUNTED_BYTES = 1_000_000
 """Size of the beginning of the text whose tokens are counted, in characters also of the one that is laid out."""
-_SAMPLED_TOKENS = 250_000
-"""Tokens of the beginning of token shards that are laid out."""
-_SAMPLED_ROWS = 4096
-"""Samples whose lengths are measured, evenly from the beginning of the text."""
+_LAID_OUT_TOKENS = 1_000_000
+"""Tokens that are laid out as samples; of larger shards the beginning."""
+_SAMPLES = 4096
+"""Samples whose lengths are measured, the first of the stage."""
 _SAMPLED_LINES = 1000
 """Lines of a JSON Lines file, of which the share of text is measured."""
 _COMPRESSED_RATIO = 3.0
@@ -89,11 +89,11 @@ class PlannedText:
     tokens: float | None
     sample: TokenShards | None
 
-    def lengths(self, data: DataConfig, seed: int) -> SampleLengths:
-        """The lengths of the samples of a stage with these settings."""
+    def lengths(self, data: DataConfig, seed: int, stage: int) -> SampleLengths:
+        """The lengths of the samples of a stage with these settings and this number."""
         if self.sample is not None and not isinstance(data.layout, LaneLayout):
             with suppress(DataError):  # the beginning may have too few documents for the layout
-                return _measured(self.sample, data, seed)
+                return _measured(self.sample, data, seed, stage)
         full = float(data.sequence_length)
         return SampleLengths(full, full**2, full, measured=False)
 
@@ -144,21 +144,25 @@ def _beginning(data: DataConfig, tokenizer: Tokenizer, directory: Path, *, offli
     return writer.finish({}, [])
 
 
-def _measured(shards: TokenShards, data: DataConfig, seed: int) -> SampleLengths:
-    """The lengths of the samples that the beginning of some shards gives."""
-    start_D1 = shards.document_start_D1
-    documents_N2 = np.stack([start_D1[:-1], start_D1[1:]], axis=1).astype(np.int64)
-    token_N = shards.segment_start_S1[documents_N2[:, 1]]
-    documents_N2 = documents_N2[: int(np.searchsorted(token_N, _SAMPLED_TOKENS)) + 1]
-    draw = Draw(seed, "plan")
-    plan = data.layout.plan(shards, documents_N2, data.sequence_length, draw, 0)
-    row_B = np.unique(np.linspace(0, len(plan) - 1, min(len(plan), _SAMPLED_ROWS)).astype(np.int64))
+def _measured(shards: TokenShards, data: DataConfig, seed: int, stage: int) -> SampleLengths:
+    """The lengths of the first samples of a stage: those of the run if the shards are the whole text, and few."""
+    stream: SampleStream | LanguageStream
+    if shards.tokens <= _LAID_OUT_TOKENS:
+        stream = training_and_held_out(data, shards, seed=seed, stage=stage, plans=None)[0]
+    else:
+        start_D1 = shards.document_start_D1
+        documents_N2 = np.stack([start_D1[:-1], start_D1[1:]], axis=1).astype(np.int64)
+        few = int(np.searchsorted(shards.segment_start_S1[documents_N2[:, 1]], _LAID_OUT_TOKENS)) + 1
+        spec = SampleSpec(seed, f"train/{stage}", data.layout, data.sequence_length, data.static_copies)
+        stream = SampleStream(spec, shards, documents_N2[:few], None)
+    rows = stream.epoch_length(0)
+    count = min(rows, _SAMPLES)
     # Only the number of special tokens matters.
     vocabulary = Vocabulary(shards.vocab_size, 0, 0, 0, 0, np.ones(shards.vocab_size, dtype=np.bool_))
-    samples = data.layout.assemble(shards, plan[row_B], vocabulary, Address(np.zeros_like(row_B), row_B))
+    samples = stream.samples(0, count, vocabulary)
     length_B = np.diff(samples.cu_seqlens_B1).astype(np.float64)  # several of a sample, if it packs documents
-    mean, squared = (float((length_B**power).sum() / len(row_B)) for power in (1, 2))
-    return SampleLengths(mean, squared, range_tokens(shards, documents_N2) / len(plan), measured=True)
+    mean, squared = (float((length_B**power).sum() / count) for power in (1, 2))
+    return SampleLengths(mean, squared, stream.tokens / rows, measured=True)
 
 
 def _text_files(data: DataConfig) -> list[Path]:
