@@ -11,6 +11,7 @@ import pytest
 
 from bertkit.errors import DataError, UsageError
 from bertkit.metrics import METRICS, find_metric
+from bertkit.metrics.mlqa import LANGUAGES
 from bertkit.metrics.modules import load_metric, local_metric, metric_class
 
 LABELS = (["1", "0", "1"], ["1", "1", "1"])
@@ -91,7 +92,8 @@ def test_undefined_scores_stay_none() -> None:
 
 
 def test_every_metric_has_a_local_form_and_unknown_ones_name_the_nearest() -> None:
-    assert {*INPUTS, "squad", "squad_v2"} == set(METRICS), "INPUTS above has an example for each metric"
+    of_items = {"squad", "squad_v2", *(f"mlqa_{language}" for language in LANGUAGES)}
+    assert {*INPUTS, *of_items} == set(METRICS), "INPUTS above has an example for each metric"
     with pytest.raises(UsageError, match="did you mean spearman"):
         local_metric("spearmanr")
     with pytest.raises(UsageError, match="one of: accuracy, f1"):

@@ -51,6 +51,21 @@ def test_the_hidden_word_makes_the_sentence_whole_again(kind: str, tmp_path: Pat
     assert masked_sentences(shards, held_out_N2, tokenizer, seed=3, max_tokens=8) == []
 
 
+@pytest.mark.parametrize(
+    ("sentence", "words"),
+    [("今天天气很好。", set("今天气很好")), ("यह पृष्ठ हिन्दी में लिखा हुआ है।", {"पृष्ठ", "हिन्दी", "में", "लिखा", "हुआ"})],
+)
+def test_words_of_other_scripts_are_masked(sentence: str, words: set[str], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join([sentence * 3] * 20), encoding="utf-8")
+    config = TokenizerConfig(vocab_size=100, strip_accents=False)
+    corpus = open_corpus([str(tmp_path / "text.txt")], SourceOptions())
+    shards = prepare_shards(corpus, config, cache=tmp_path / "cache")
+    assert shards.num_segments == 60
+    found = masked_sentences(shards, np.array([[0, 60]]), load_tokenizer(shards.directory), seed=0, max_tokens=64)
+    assert len(found) == 5
+    assert {each.word for each in found} <= words
+
+
 def test_a_vocabulary_that_marks_only_the_ends_of_words_gives_none(tmp_path: Path) -> None:
     shards, _ = corpus(tmp_path, "word")
     ends = tokenizers.models.BPE({"[MASK]": 0, "cat</w>": 1}, [], end_of_word_suffix="</w>")

@@ -118,6 +118,10 @@ def test_a_text_is_put_together_as_it_was_but_for_what_changed() -> None:
     assert masked == "[MASK] well-made [MASK],"
 
 
+def test_words_have_their_vowel_signs_and_characters_are_words_in_scripts_without_spaces() -> None:
+    assert WordSplitText.of("It's हिन्दी में, 去北京!").words == ["It's", "हिन्दी", "में", ",", "去", "北", "京", "!"]
+
+
 def test_words_are_masked_and_exchanged_at_the_papers_rates(tagged: str) -> None:
     examples = singles(60)
     fates: Counter[str] = Counter()

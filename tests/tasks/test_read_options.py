@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bertkit.tasks.examples import TextExample
 from bertkit.tasks.readers import Columns, TableReadOptions, read_own
 from bertkit.tasks.readers.read_options import BAD_ROWS, NO_LABEL
 from bertkit.text.file_format import FileFormat
+from bertkit.text.lines import read_lines
 
 ROWS = [("a, b; c", "pos"), ('say "hi"', "neg"), ("caf\u00e9 \u2019s", "pos"), ("two\nlines\tand a tab", "neg")]
 
@@ -98,6 +100,28 @@ def test_an_encoding_is_named_for_what_it_is_and_read_when_given(
     with pytest.raises(DataError, match=rf"not valid UTF-8 at byte offset \d+ \(line 2, .*it seems to be {named}"):
         read(path)
     assert read(path, encoding=written) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "named"),
+    [
+        ("Geliştirme yok", "cp1254", "Latin-1 ('Geliþtirme'), cp1250 ('Geliţtirme') or cp1254 ('Geliştirme')"),
+        ("неправильный номер", "cp1251", "cp1251 ('неправильный'), koi8-r"),
+        ("неправильный номер", "koi8-r", "koi8-r ('неправильный')"),
+        ("通用漏洞及暴露，我们", "gb18030", "gb18030 ('通用漏洞及暴露')"),
+        ("無効なPEP番号ですか", "shift_jis", "shift_jis ('無効なPEP番号ですか')"),
+        ("향상 제안서", "euc_kr", "euc_kr ('향상')"),
+        ("ภาษาไทย", "tis-620", "cp874 ('ภาษาไทย')"),
+    ],
+)
+def test_the_reader_of_other_scripts_can_tell_the_encoding_by_a_word(
+    tmp_path: Path, text: str, written: str, named: str
+) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(f"first\n{text} :\n", encoding=written)
+    with pytest.raises(DataError, match=re.escape(named)):
+        list(read_lines(path))
+    assert list(read_lines(path, encoding=written)) == [["first", f"{text} :"]]
 
 
 def test_damaged_utf_8_is_not_taken_for_another_encoding(tmp_path: Path) -> None:

@@ -72,6 +72,16 @@ def test_a_corpus_is_encoded_with_the_new_words_as_the_library_does(kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("word", ["проверка", "हिन्दी", "école"])
+def test_words_of_any_script_are_added(kind: str, word: str) -> None:
+    config = TokenizerConfig(type=kind, vocab_size=600, strip_accents=False)
+    old = train_tokenizer(config, [*GENERAL, " ".join(word), *[f"a{word}"] * 9])
+    new = extended(old, [f"{word}."] * 9, 1, min_frequency=5)
+    assert new.decode([new.vocab_size - 1]).strip() == word
+    assert new.vocab_size - 1 in new.encode_batch([f"the {word}, a"])[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_text_without_the_words_keeps_its_tokens(kind: str) -> None:
     old = general(kind)
     new = extended(old, [text.replace("the", "").replace("mat", "") for text in DOMAIN], 3, min_frequency=5)

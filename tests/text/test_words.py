@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_words_of_real_text_never_hold_a_space_and_mix_signs_and_letters_only_in
         assert " " not in tokenizer.decode(ids).strip()
         if marks.cuts_at_signs:
             assert not (marks.sign_V[ids].any() and marks.letters_V[ids].any())
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram"])
+def test_each_token_is_a_word_in_scripts_without_spaces(kind: TokenizerType) -> None:
+    pairs = ["".join(pair) for pair in permutations(["今天", "天气", "很好", "公园"], 2)]
+    config = TokenizerConfig(type=kind, vocab_size=340 if kind == "byte-bpe" else 60, lowercase=False)
+    tokenizer = train_tokenizer(config, [*pairs, "पृष्ठ में पृष्ठ", "，。"] * 9)
+    segment = "今天天气很好，公园今天很好。 पृष्ठ में"
+    found = words(tokenizer, [segment])
+    assert "".join(found).replace(",", "，") == segment.replace(" ", "")
+    assert all(len(word) <= 4 for word in found[:-2])  # no token has more, but a clause has six
+    assert found[-2:] == ["पृष्ठ", "में"]
 
 
 def test_the_first_word_of_a_segment_begins_a_word_in_robertas_vocabulary(shared_data: Path) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from bertkit.errors import UsageError
-from bertkit.metrics import classification, regression, spans, tagging
+from bertkit.metrics import classification, mlqa, regression, spans, tagging
 from bertkit.metrics.base import Additive, Scores
 
 Metric = Callable[..., Scores]
@@ -28,6 +29,7 @@ METRICS: dict[str, Metric] = {
     "mean_squared_error": regression.mean_squared_error,
     "squad": spans.squad,
     "squad_v2": spans.squad_v2,
+    **{f"mlqa_{language}": partial(mlqa.mlqa, language) for language in mlqa.LANGUAGES},
     "conlleval": tagging.conlleval,
     "strict_iob2": tagging.strict_iob2,
     "tag_accuracy": tagging.tag_accuracy,

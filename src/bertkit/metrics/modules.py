@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, DataError, first_line
 from bertkit.hub import is_offline
-from bertkit.metrics import METRICS, find_metric
+from bertkit.metrics import METRICS, find_metric, mlqa
 from bertkit.metrics.base import Scores, check_aligned, log
 from bertkit.metrics.spans import DEFAULT_THRESHOLD
 
@@ -84,9 +84,9 @@ def _answers(item: Mapping[str, Any]) -> list[str]:
     return list(item["answers"]["text"])
 
 
-def _squad(predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]) -> Scores:
+def _squad(name: str, predictions: Sequence[Mapping[str, Any]], references: Sequence[Mapping[str, Any]]) -> Scores:
     texts = _by_id(predictions, lambda item: item["prediction_text"])
-    return METRICS["squad"](texts, _by_id(references, _answers))
+    return METRICS[name](texts, _by_id(references, _answers))
 
 
 def _squad_v2(
@@ -99,7 +99,10 @@ def _squad_v2(
     return METRICS["squad_v2"](texts, _by_id(references, _answers), null, no_answer_threshold)
 
 
-_OF_ITEMS: dict[str, Callable[..., Scores]] = {"squad": _squad, "squad_v2": _squad_v2}
+_OF_ITEMS: dict[str, Callable[..., Scores]] = {
+    **{name: partial(_squad, name) for name in ("squad", *(f"mlqa_{language}" for language in mlqa.LANGUAGES))},
+    "squad_v2": _squad_v2,
+}
 """Metrics whose function takes mappings by question; evaluate uses lists of items."""
 _NUMBERS = ("pearson", "spearman", "mean_squared_error")
 _SENTENCES = ("conlleval", "strict_iob2", "tag_accuracy")

@@ -43,22 +43,21 @@ def exact_match(prediction: str, answer: str) -> float:
     return float(normalise(prediction) == normalise(answer))
 
 
-def _overlap_f1(prediction: str, answer: str, of_nothing: Callable[[bool], float]) -> float:
-    guessed, gold = normalise(prediction).split(), normalise(answer).split()
-    if not guessed or not gold:
-        return of_nothing(guessed == gold)
+def overlap_f1(guessed: Sequence[str], gold: Sequence[str]) -> float:
+    """F1 of two bags of words: 0 if either is empty."""
     common = sum((Counter(guessed) & Counter(gold)).values())
-    return 2 * common / (len(guessed) + len(gold))
+    return 2 * common / (len(guessed) + len(gold)) if common else 0.0
 
 
 def f1_v1(prediction: str, answer: str) -> float:
     """F1 of two bags of words as in SQuAD 1.1: 0 if either is empty."""
-    return _overlap_f1(prediction, answer, lambda both_empty: 0.0)
+    return overlap_f1(normalise(prediction).split(), normalise(answer).split())
 
 
 def f1_v2(prediction: str, answer: str) -> float:
     """F1 of two bags of words as in SQuAD 2.0: if either is empty, 1 if both are, else 0."""
-    return _overlap_f1(prediction, answer, float)
+    guessed, gold = normalise(prediction).split(), normalise(answer).split()
+    return overlap_f1(guessed, gold) if guessed and gold else float(guessed == gold)
 
 
 def best_over(score: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
@@ -103,6 +102,11 @@ def squad(predictions: Texts, references: Answers) -> Scores:
     Raises:
         DataError: there are no questions, or one has no answer at all (data for SQuAD 2.0).
     """
+    return mean_scores(predictions, references, (EXACT_V1, F1_V1))
+
+
+def mean_scores(predictions: Texts, references: Answers, scores: Sequence[AnswerScore]) -> Scores:
+    """The mean of each score over the questions, in the way of SQuAD 1.1's script; see `squad`."""
     _some(references)
     for question, answers in references.items():
         if not answers:
@@ -114,7 +118,7 @@ def squad(predictions: Texts, references: Answers) -> Scores:
     texts, accepted = [predictions[q] for q in answered], [references[q] for q in answered]
     return {
         each.name: float(each.per_example(texts, accepted).sum()) / len(references) if answered else 0.0
-        for each in (EXACT_V1, F1_V1)
+        for each in scores
     }
 
 

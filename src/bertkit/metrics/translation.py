@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bertkit.errors import DataError
+from bertkit.text.word_split import search_pattern
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,18 @@ def translation_scores(translations: Sequence[str], references: Sequence[str]) -
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    bleu = BLEU()
+    bleu = BLEU(tokenize=_tokenisation(references))
     score = bleu.corpus_score(list(translations), [list(references)]).score
     chrf = CHRF().corpus_score(list(translations), [list(references)]).score
     equal = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
     return TranslationScores(score / 100, chrf / 100, equal / len(references), str(bleu.get_signature()))
+
+
+def _tokenisation(references: Sequence[str]) -> str:
+    """The name of sacrebleu's tokenisation: `zh` for Chinese, `char` for other scripts without spaces, if most of the
+    words are their characters; otherwise the usual one, for which such a sentence is one word."""
+    found = list(search_pattern().finditer(" ".join(references)))
+    alone = "".join(match[1] for match in found if match[1])
+    if 2 * len(alone) <= len(found):
+        return "13a"
+    return "zh" if 10 * sum("\u3400" <= each <= "\u9fff" for each in alone) > 9 * len(alone) else "char"

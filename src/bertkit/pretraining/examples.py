@@ -1,7 +1,8 @@
 """Sentences of the held-out text with one word masked, which a finished run fills in to show what it learned.
 
 Not from a paper; `engine.examples` gives other texts. The sentences are spread over the held-out text, and the seed
-decides which word of each is masked: one of at least three letters that is a single token.
+decides which word of each is masked: one that is a single token of at least three letters or, in scripts without
+spaces, of any length.
 
 Shapes: N ranges of segments, S their segments, T tokens of a segment.
 """
@@ -19,6 +20,7 @@ from bertkit.data.random import Draw
 from bertkit.data.shards import TokenShards
 from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.word_split import is_letters, search_pattern
 
 _EXAMPLES = 5
 _FEWEST_TOKENS, _MOST_TOKENS = 6, 24
@@ -87,10 +89,15 @@ def _masked(
     enough letters."""
     single = np.flatnonzero(begins_T & np.append(begins_T[1:], True))
     words = {place: tokenizer.shown(int(ids_T[place])) for place in single.tolist()}
-    words = {place: word for place, word in words.items() if word.isalpha() and len(word) >= _FEWEST_LETTERS}
+    words = {place: word for place, word in words.items() if _is_word(word)}
     if not words:
         return None
     place = list(words)[int(draw.integers("example", len(words), sample=segment))]
     before, after = (tokenizer.decode(part).strip() for part in (ids_T[:place], ids_T[place + 1 :]))
     text = f"{before} {tokenizer.token(tokenizer.mask_id)}{'' if after[:1] in _CLOSING else ' '}{after}".strip()
     return MaskedSentence(text, words[place])
+
+
+def _is_word(text: str) -> bool:
+    found = search_pattern().match(text)
+    return found is not None and is_letters(text) and (found[1] is not None or len(text) >= _FEWEST_LETTERS)

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertkit.errors import DataError
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.word_split import is_letters
 
 log = logging.getLogger(__name__)
 
@@ -113,12 +114,15 @@ def word_uses(tokenizer: Tokenizer, texts: Iterable[str]) -> list[WordUse]:
     for text, count in written.items():
         normal = backend.normalizer.normalize_str(space + text) if backend.normalizer else space + text
         for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
-            letters = word.removeprefix(marker) if marks_start else word
-            if word.startswith(marker) == marks_start and len(letters) >= MIN_LETTERS and letters.isalpha():
+            if word.startswith(marker) == marks_start:
                 counts[word] += count
     unknown = None if "unk" not in tokenizer.roles else tokenizer.unk_id
     uses = []
     for word, count in counts.items():
+        # Byte-level vocabularies write a letter beyond ASCII as signs.
+        letters = backend.decoder.decode([word]).strip() if backend.decoder else word
+        if len(letters) < MIN_LETTERS or not is_letters(letters):
+            continue
         tokens = backend.model.tokenize(word)
         if not any(token.id == unknown for token in tokens):
             uses.append(WordUse(word, count, len(tokens)))

@@ -13,6 +13,7 @@ import logging
 from difflib import get_close_matches
 from encodings.aliases import aliases
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from bertkit.errors import DataError
@@ -126,23 +127,39 @@ def _columns(header: str, delimiter: str) -> int:
     return len(names) if all(name.strip() for name in names[1:]) else 0
 
 
-def likely_encoding(content: bytes, start: int) -> str | None:
-    """The single-byte encoding that bytes which are not UTF-8 seem to have; None if they are damaged UTF-8.
+_WESTERN = ("cp1252", "cp1250", "cp1254")
+_OTHER_SINGLE_BYTE = ("cp1251", "koi8-r", "cp1253", "cp1255", "cp1256", "cp874")
+_SEVERAL_BYTES = ("gb18030", "big5", "shift_jis", "euc_jp", "euc_kr")
 
-    Bytes from 0x80 to 0x9f are control characters in Latin-1, and quotation marks and dashes in Windows-1252.
+
+def likely_encodings(content: bytes, start: int) -> tuple[str, ...]:
+    """The encodings that bytes which are not UTF-8 may have; none if they are damaged UTF-8.
+
+    In text of the Latin alphabet, letters with accents rarely follow each other. Otherwise it is in an encoding of
+    several bytes per character if all of it is valid in one: most texts of another kind are not. Bytes from 0x80 to
+    0x9f are control characters in Latin-1, and quotation marks and dashes in Windows-1252.
 
     Args:
-        content: part of a file.
+        content: whole lines of a file.
         start: its first byte that is not UTF-8.
     """
     decoded = content.decode("utf-8", errors="replace")
     wrong = decoded.count("\N{REPLACEMENT CHARACTER}")
     if sum(not each.isascii() for each in decoded) - wrong > wrong:
-        return None
+        return ()
+    high_N = np.frombuffer(content, dtype=np.uint8) >= 0x80
+    if (high_N[1:] & high_N[:-1]).sum() > 0.3 * high_N.sum():
+        several = [name for name in _SEVERAL_BYTES if _is_valid(content, name)]
+        return tuple(several or [name for name in _OTHER_SINGLE_BYTE if _is_valid(content, name)])
     if not any(0x80 <= byte <= 0x9F for byte in content[start:]):
-        return "latin-1"
+        return ("latin-1", *_WESTERN[1:])
+    return tuple(name for name in _WESTERN if _is_valid(content, name))
+
+
+def _is_valid(content: bytes, encoding: str) -> bool:
+    """Whether all of it can be decoded, and not into half-width katakana, which nearly any bytes are in Shift JIS."""
     try:
-        content.decode("cp1252")
+        text = content.decode(encoding)
     except UnicodeDecodeError:
-        return None
-    return "cp1252"
+        return False
+    return 5 * sum("\uff61" <= each <= "\uff9f" for each in text) < len(text)

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from bertkit.errors import DataError
 from bertkit.files import open_regular
-from bertkit.text.file_format import likely_encoding
+from bertkit.text.file_format import likely_encodings
 
 log = logging.getLogger(__name__)
 
@@ -271,14 +271,30 @@ def _text(path: Path, content: bytes, offset: int, number: int = 1, errors: str 
 
 
 def _remedy(content: bytes, start: int) -> str:
-    """The fix for bytes that are not UTF-8, with the word they are part of in the likely encoding."""
-    encoding = likely_encoding(content, start)
-    if encoding is None:
+    """The fix for bytes that are not UTF-8, with the word they are part of in each likely encoding; words that are the
+    same in several are given once."""
+    words: dict[str, str] = {}
+    for encoding in likely_encodings(content, start):
+        words.setdefault(_word_at(content, start, encoding), encoding)
+    if not words:
         return "; it is damaged, or in another encoding: convert the file to UTF-8, or name it with --encoding"
-    before, after = content[:start][-40:].decode(encoding), content[start : start + 40].decode(encoding)
-    word = re.split(r"\W", before)[-1] + after[0] + re.split(r"\W", after[1:])[0]
-    title = {"latin-1": "Latin-1", "cp1252": "Windows-1252"}[encoding]
+    seems = [f"{_TITLES.get(encoding, encoding)} ({word!r})" for word, encoding in words.items()]
+    if len(words) == 1:
+        given = next(iter(words.values()))
+        return f"; it seems to be {seems[0]}: give --encoding {given} (reading.encoding), or convert the file to UTF-8"
     return (
-        f"; it seems to be {title} ({word!r}): give --encoding {encoding} (reading.encoding), or convert the file to"
-        " UTF-8"
+        f"; it may be {', '.join(seems[:-1])} or {seems[-1]}: give the one whose word is right with --encoding"
+        " (reading.encoding), or convert the file to UTF-8"
     )
+
+
+_TITLES = {"latin-1": "Latin-1", "cp1252": "Windows-1252"}
+
+
+def _word_at(content: bytes, start: int, encoding: str) -> str:
+    """The word that contains this byte, in an encoding in which the content is valid."""
+    line, end = content.rfind(b"\n", 0, start) + 1, content.find(b"\n", start)
+    text = content[line : end if end >= 0 else None].decode(encoding, "ignore")
+    at = len(content[line:start].decode(encoding, "ignore"))
+    before, after = text[max(0, at - 40) : at], text[at : at + 40]
+    return re.split(r"\W", before)[-1] + after[:1] + re.split(r"\W", after[1:])[0]

@@ -166,6 +166,11 @@ def _run() -> re.Pattern[str]:
     )
 
 
+def is_letters(text: str) -> bool:
+    """Whether the text is one or more letters, with their marks; `str.isalpha` is false for vowel signs."""
+    return bool(text) and all(unicodedata.category(character)[0] in "LM" for character in text)
+
+
 @cache
 def search_pattern() -> re.Pattern[str]:
     """Characters of scripts without spaces with their marks, in group 1; other runs of letters, digits and marks."""

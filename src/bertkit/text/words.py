@@ -4,7 +4,7 @@ Devlin et al. 2019, BERT, arXiv:1810.04805, section 3 (WordPiece: a token withou
 punctuation, since the text is split at punctuation first). Byte-level BPE and Unigram mark only what follows a space:
 `end.` would be one word, and the first word of a segment, which RoBERTa's vocabulary does not mark, would join the full
 stop before it. There a change between letters and signs therefore also begins a word; ALBERT's released code likewise
-lets punctuation begin words.
+lets punctuation begin words. In scripts without spaces each token is a word there: otherwise a clause would be one.
 
 Shapes: V vocabulary, T tokens.
 """
@@ -19,6 +19,7 @@ import numpy as np
 from bertkit.arrays import BoolArray, Int64Array
 from bertkit.errors import DataError, UsageError
 from bertkit.text.tokenizer import Tokenizer
+from bertkit.text.word_split import search_pattern
 
 _UNDECODED = "\ufffd"
 
@@ -31,6 +32,7 @@ class WordMarks:
         start_V: tokens that begin a word.
         sign_V: tokens that consist only of punctuation and other signs.
         letters_V: other tokens of text; the mark of a space alone is neither.
+        unspaced_V: tokens of text that begin with a character of a script without spaces, or a katakana one.
         special_V: tokens that are not text, including [UNK].
         cuts_at_signs: whether a change between signs and letters begins a word: true if the vocabulary marks what
             follows a space, false if it marks what continues a word.
@@ -39,6 +41,7 @@ class WordMarks:
     start_V: BoolArray
     sign_V: BoolArray
     letters_V: BoolArray
+    unspaced_V: BoolArray
     special_V: BoolArray
     cuts_at_signs: bool
 
@@ -55,19 +58,21 @@ class WordMarks:
         if text_starts.all() or not text_starts.any():
             which = "every token" if text_starts.all() else "no token"
             raise UsageError(_no_words(f"{which} of the vocabulary begins a word by its mark"))
-        sign_V, letters_V = np.zeros_like(start_V), np.zeros_like(start_V)
+        sign_V, letters_V, unspaced_V = (np.zeros_like(start_V) for _ in range(3))
         for i in np.flatnonzero(~special_V).tolist():
             text = tokenizer.decode([i]).strip()
             sign_V[i] = _is_sign(text)
             letters_V[i] = bool(text) and not sign_V[i]
+            found = search_pattern().match(text)
+            unspaced_V[i] = found is not None and found[1] is not None
         marks_continuing = bool(getattr(tokenizer.backend.model, "continuing_subword_prefix", None))
-        return cls(start_V, sign_V, letters_V, special_V, not marks_continuing)
+        return cls(start_V, sign_V, letters_V, unspaced_V, special_V, not marks_continuing)
 
     @classmethod
     def plain(cls, start_V: BoolArray) -> WordMarks:
         """From only the tokens that begin a word."""
         nothing_V = np.zeros_like(start_V)
-        return cls(start_V, nothing_V, ~nothing_V, nothing_V, cuts_at_signs=False)
+        return cls(start_V, nothing_V, ~nothing_V, nothing_V, nothing_V, cuts_at_signs=False)
 
     def begins_T(self, ids_T: Int64Array, apart_T: BoolArray) -> BoolArray:
         """Tokens that begin a word.
@@ -81,6 +86,8 @@ class WordMarks:
         if self.cuts_at_signs and ids_T.size:
             sign_T, letters_T = self.sign_V[ids_T], self.letters_V[ids_T]
             begins_T[1:] |= (sign_T[1:] & letters_T[:-1]) | (letters_T[1:] & sign_T[:-1])
+            # The mark of a space is part of the word after it.
+            begins_T[1:] |= self.unspaced_V[ids_T[1:]] & (sign_T[:-1] | letters_T[:-1])
         return begins_T
 
 

@@ -1,8 +1,8 @@
 """A text split into words that can be replaced, masked or removed; the rest is unchanged.
 
 Not from a paper; the papers' code splits with spaCy (Tang et al. 2019) or BERT's rules (Jiao et al. 2020) and joins
-with spaces. A word is a run of letters and digits with the apostrophes and hyphens inside it; every other character
-except white space is a word of its own.
+with spaces. A word is a run of letters, digits and marks with the apostrophes and hyphens inside it; every other
+character except white space is a word of its own, and so is each character of a script without spaces.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from bertkit.tasks.examples import MaskedText
+from bertkit.text.word_split import search_pattern
 
-_WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
+
+@cache
+def _word() -> re.Pattern[str]:
+    part = search_pattern().pattern
+    return re.compile(rf"(?:{part})(?:['’-](?:{part}))*|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class WordSplitText:
 
     @classmethod
     def of(cls, text: str) -> WordSplitText:
-        return cls(text, tuple(match.span() for match in _WORD.finditer(text)))
+        return cls(text, tuple(match.span() for match in _word().finditer(text)))
 
     @property
     def words(self) -> list[str]:
