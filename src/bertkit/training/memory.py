@@ -21,6 +21,7 @@ from bertkit.kernels.attention import HEAD_STEP
 from bertkit.models.attention.self_attention import SelfAttention
 from bertkit.models.headed import HeadedModel
 from bertkit.models.operators.dropout import Dropout
+from bertkit.models.operators.matmul import onednn_is_faster
 from bertkit.models.operators.vocabulary import logit_bytes_on
 from bertkit.training.cost import attentions_of, count_weights
 from bertkit.training.cpu_memory import CACHED_PRIMITIVES
@@ -56,7 +57,7 @@ def program_memory(engine: Engine) -> MemoryTerms:
     """Memory of a process that does not depend on the model."""
     if engine.device.type != "cpu":
         return {}
-    products = CACHED_PRIMITIVES * PRIMITIVE_BYTES if engine.bf16 else 0.0
+    products = CACHED_PRIMITIVES * PRIMITIVE_BYTES if engine.bf16 or onednn_is_faster() else 0.0
     program = PROGRAM_BYTES + (_CUDA_BUILD_BYTES if torch.version.cuda else 0.0)
     return {"program": program, "compiled_products": products}
 
