@@ -57,7 +57,10 @@ def planned_text_teacher(
     flops = 0.0
     for stage in stages_of(recipe):
         if distillation_objectives(stage.recipe.objectives):
-            own, sequences = text.lengths(stage.recipe.data, recipe.seed, stage.number), _sequences_read(recipe, stage)
+            own, sequences = (
+                text.lengths(stage.recipe.data, recipe.seed, stage.number, stage.sequences()),
+                _sequences_read(recipe, stage),
+            )
             sizes = {
                 "tokens": sequences * own.mean,
                 "squared_lengths": sequences * own.squared,

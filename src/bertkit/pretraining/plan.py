@@ -121,7 +121,7 @@ def _stretches_of(
 ) -> Iterator[tuple[_Stretch, MemoryTerms]]:
     """The stretches of steps with the same batch size, and the memory of an update in each."""
     text_length = stage.recipe.data.sequence_length
-    own = text.lengths(stage.recipe.data, recipe.seed, stage.number)
+    own = text.lengths(stage.recipe.data, recipe.seed, stage.number, stage.sequences())
     longest = max(each.sample_tokens(text_length) for each in stage.recipe.objectives)
     added = longest / text_length  # by the objective
     length, squared = own.mean * added, own.squared * added**2

@@ -89,11 +89,12 @@ class PlannedText:
     tokens: float | None
     sample: TokenShards | None
 
-    def lengths(self, data: DataConfig, seed: int, stage: int) -> SampleLengths:
-        """The lengths of the samples of a stage with these settings and this number."""
+    def lengths(self, data: DataConfig, seed: int, stage: int, sequences: int | None = None) -> SampleLengths:
+        """The lengths of the samples of a stage with these settings and this number, which reads so many; None: the
+        whole text."""
         if self.sample is not None and not isinstance(data.layout, LaneLayout):
             with suppress(DataError):  # the beginning may have too few documents for the layout
-                return _measured(self.sample, data, seed, stage)
+                return _measured(self.sample, data, seed, stage, sequences)
         full = float(data.sequence_length)
         return SampleLengths(full, full**2, full, measured=False)
 
@@ -144,7 +145,7 @@ def _beginning(data: DataConfig, tokenizer: Tokenizer, directory: Path, *, offli
     return writer.finish({}, [])
 
 
-def _measured(shards: TokenShards, data: DataConfig, seed: int, stage: int) -> SampleLengths:
+def _measured(shards: TokenShards, data: DataConfig, seed: int, stage: int, sequences: int | None) -> SampleLengths:
     """The lengths of the first samples of a stage: those of the run if the shards are the whole text, and few."""
     stream: SampleStream | LanguageStream
     if shards.tokens <= _LAID_OUT_TOKENS:
@@ -156,7 +157,7 @@ def _measured(shards: TokenShards, data: DataConfig, seed: int, stage: int) -> S
         spec = SampleSpec(seed, f"train/{stage}", data.layout, data.sequence_length, data.static_copies)
         stream = SampleStream(spec, shards, documents_N2[:few], None)
     rows = stream.epoch_length(0)
-    count = min(rows, _SAMPLES)
+    count = min(rows, _SAMPLES, rows if sequences is None else max(1, sequences))
     # Only the number of special tokens matters.
     vocabulary = Vocabulary(shards.vocab_size, 0, 0, 0, 0, np.ones(shards.vocab_size, dtype=np.bool_))
     samples = stream.samples(0, count, vocabulary)
