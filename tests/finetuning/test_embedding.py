@@ -162,6 +162,29 @@ def test_vectors_are_compared_as_they_were_trained_by_default_as_in_the_initial_
     assert row["scores"][0] == pytest.approx(first @ second / lengths, rel=1e-4)
 
 
+@pytest.mark.parametrize(("pooling", "kept"), [("mean", 11), ("splade", None)])
+def test_the_width_of_the_initial_model_is_applied_in_evaluation_and_kept(
+    place: EmbeddingPlace, tmp_path: Path, pooling: str, kept: int | None
+) -> None:
+    model = shutil.copytree(place.model, tmp_path / "start")
+    settings: dict[str, Any] = {"width": 30, "pooling": ("mean",), "normalise": True, "max_tokens": 24, "kept": 11}
+    write_sentence_files(model, **settings)
+    more = () if pooling == "mean" else (f"embedding.pooling={pooling}",)
+    own = ("embedding.largest_score=5", "optimisation.steps=1", *more)
+    run = place.run(*own, model=str(model), run_dir=tmp_path / "run")
+    version = read_json(run.run.model / "config_sentence_transformers.json")
+    assert (version.get("truncate_dim"), version.get("max_active_dims")) == (kept, None)
+    if kept is None:
+        return
+    rows = [json.loads(line) for line in (run.run.path / "predictions/score-dev.jsonl").open()]
+    first, second = (bertkit.load(str(run.run.path)).encode([row["texts"][n] for row in rows]) for n in (0, 1))
+    assert first.shape[1] == kept
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    np.testing.assert_allclose([row["prediction"] for row in rows], (first * second).sum(axis=1) / lengths, atol=1e-5)
+    library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
+    assert library.SentenceTransformer(str(run.run.model), device="cpu").encode("cat").shape == (kept,)
+
+
 def test_queries_and_documents_are_trained_with_their_prompts_and_keep_them(
     place: EmbeddingPlace, tmp_path: Path
 ) -> None:

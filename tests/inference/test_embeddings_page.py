@@ -41,6 +41,9 @@ def test_every_command_of_the_page_works(
     width = load_tokenizer(sparse).vocab_size
     write_sentence_files(sparse, width=width, pooling=("splade",), normalise=False, max_tokens=24)
     late = write_model(tmp_path / "COLBERT")
+    m3 = write_model(tmp_path / "BAAI" / "bge-m3")
+    for name, outputs in (("sparse", 1), ("colbert", 8)):
+        torch.save(torch.nn.Linear(30, outputs).state_dict(), m3 / f"{name}_linear.pt")
     write_token_files(late, torch.eye(8, 30), LateInteraction(), max_tokens=24, reading=TextReading())
     write_sets(tmp_path / "DIR")
     write_folder(tmp_path / "beir-folder")
@@ -59,7 +62,7 @@ def test_every_command_of_the_page_works(
     words = sorted({word for text in TEXTS for word in text.split()})
     (tmp_path / "glove.txt").write_text("".join(f"{word} {n % 5} {n % 3} 1\n" for n, word in enumerate(words)))
     found = commands()
-    assert len(found) == 23
+    assert len(found) == 25
     for words in found:
         done = bertkit(*words)
         assert done.code == 0, (words, done.stderr)

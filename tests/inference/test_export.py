@@ -74,8 +74,12 @@ def test_every_family_is_written_anew_for_its_original_class(case: Case, tmp_pat
     assert not any(record["weights"][kind] for kind in ("missing", "unexpected", "reinitialised"))
     assert json.loads((tmp_path / "ours" / RECORD).read_text()) == record
     assert len({path.stat().st_mode for path in (tmp_path / "ours").iterdir()}) == 1
-    again = dict(read_back(tmp_path / "ours", architecture).named_parameters())
-    assert all(torch.equal(again[name], parameter) for name, parameter in oracle.named_parameters())
+    again = dict(read_back(tmp_path / "ours", architecture, left_out=case.left_out).named_parameters())
+    assert all(
+        torch.equal(again[name], parameter)
+        for name, parameter in oracle.named_parameters()
+        if not name.endswith(case.left_out)
+    )
 
 
 @pytest.mark.parametrize(
@@ -285,6 +289,8 @@ ONNX_HEADS = [
     ("gte-divided", "GteForMaskedLM"),
     ("ultrabert", "UltrabertForSequenceClassification"),
     ("mpnet", "MPNetForQuestionAnswering"),
+    ("esm", "EsmForMaskedLM"),
+    ("gemma3-causal", "Gemma3TextForSequenceClassification"),
 ]
 
 

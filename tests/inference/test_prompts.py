@@ -14,6 +14,7 @@ import bertkit as package
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.inference.vector_types import normalised
+from bertkit.models.sentence import read_pooling
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.models.text_reading import TextReading
 from tests.inference.serving.clients import post, served
@@ -69,6 +70,7 @@ def test_encode_takes_a_prompt_or_the_name_of_one(model: Path) -> None:
     loaded = package.load(str(model), device="cpu")
     np.testing.assert_array_equal(loaded.encode(TEXTS), encoded(model, "cat "))
     np.testing.assert_array_equal(loaded.encode(TEXTS, prompt_name="query"), encoded(model, QUERY))
+    np.testing.assert_array_equal(loaded.encode(TEXTS, prompt_name="document"), encoded(model, ""))
     np.testing.assert_array_equal(loaded.encode(TEXTS, prompt="a word "), encoded(model, "a word "))
     with pytest.raises(UsageError, match="no prompt 'qeury'; its prompts are passage, query, topic"):
         loaded.encode(TEXTS, prompt_name="qeury")
@@ -191,10 +193,34 @@ def test_the_server_knows_the_prompts(model: Path) -> None:
     assert "documents.1: " in long.json()["error"]["message"]
 
 
-def test_a_pooling_without_the_prompts_tokens_is_refused(tmp_path: Path) -> None:
-    model = write_embedder(tmp_path / "base", TextReading({"query": QUERY}))
-    write_json(model / "1_Pooling/config.json", read_json(model / "1_Pooling/config.json") | {"include_prompt": False})
-    loaded = package.load(str(model), device="cpu")
-    assert loaded.encode(["a cat"]).shape == (1, 30)
-    with pytest.raises(DataError, match="include_prompt is false"):
-        loaded.encode(["a cat"], prompt_name="query")
+@pytest.mark.parametrize("default", [None, "query"])
+@pytest.mark.parametrize("mode", ["mean", "max", "cls", "lasttoken", "mean_sqrt_len_tokens"])
+def test_a_pooling_may_leave_out_the_prompts_tokens(tmp_path: Path, mode: str, default: str | None) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="the oracle is a development dependency")
+    model = write_embedder(tmp_path / "base", TextReading({"query": QUERY}, default))
+    write_json(
+        model / "1_Pooling/config.json", {"embedding_dimension": 30, "pooling_mode": mode, "include_prompt": False}
+    )
+    loaded, theirs = package.load(str(model), device="cpu"), library.SentenceTransformer(str(model), device="cpu")
+    texts = [*TEXTS[:5], "", "cat " * 40]
+    for prompt in (QUERY, "poor", ""):
+        own = loaded.encode(texts, prompt=prompt)
+        np.testing.assert_allclose(own, theirs.encode(texts, prompt=prompt), atol=1e-5)
+        alone = np.concatenate([loaded.encode([text], prompt=prompt) for text in texts])
+        np.testing.assert_array_equal(alone, own)
+    np.testing.assert_allclose(loaded.encode(texts), theirs.encode(texts), atol=1e-5)
+    whole = encoded(model, QUERY, texts)
+    assert np.allclose(loaded.encode(texts, prompt=QUERY), whole, atol=1e-4) == (mode == "lasttoken")
+
+
+def test_what_cannot_leave_out_a_prompt_is_refused(tmp_path: Path) -> None:
+    model = write_embedder(tmp_path / "base")
+    pooling = {"embedding_dimension": 30, "pooling_mode": "weightedmean", "include_prompt": False}
+    write_json(model / "1_Pooling/config.json", pooling)
+    with pytest.raises(
+        DataError, match="include_prompt is false, which is not supported with the pooling_mode weighted"
+    ):
+        package.load(str(model), device="cpu").encode(["a cat"])
+    write_json(model / "1_Pooling/config.json", pooling | {"pooling_mode": "mean"})
+    with pytest.raises(DataError, match="include_prompt is false, but the model has a prompt; this cannot be trained"):
+        read_pooling(model)

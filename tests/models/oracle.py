@@ -47,6 +47,7 @@ class Case:
         first_state: index of the oracle's hidden state before the first layer, None if there is none.
         zero_pad_row: whether the oracle uses the padding's embedding, which must then be zero.
         type_count: number of segment types, if the settings do not contain it.
+        left_out: endings of the oracle's weights that are neither read nor written.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Case:
     first_state: int | None = 0
     zero_pad_row: bool = False
     type_count: int | None = None
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name

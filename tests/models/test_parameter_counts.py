@@ -21,7 +21,9 @@ from bertkit.models.families.deberta_v2 import DebertaV2Config
 from bertkit.models.families.distilbert import DistilBertConfig
 from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.families.elmo import ElmoConfig
+from bertkit.models.families.esm import EsmConfig
 from bertkit.models.families.eurobert import EuroBertConfig
+from bertkit.models.families.gemma3_text import Gemma3TextConfig
 from bertkit.models.families.gpt import GptConfig
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.families.gpt_bert import GptBertConfig
@@ -35,8 +37,11 @@ from bertkit.models.families.mosaicbert import MosaicBertConfig
 from bertkit.models.families.mpnet import MPNetConfig
 from bertkit.models.families.neobert import NeoBertConfig
 from bertkit.models.families.nomic_bert import NomicBertConfig
+from bertkit.models.families.nomic_bert_moe import NomicBertMoeConfig
+from bertkit.models.families.qwen3 import Qwen3Config
 from bertkit.models.families.roberta import RobertaConfig, XLMRobertaXLConfig
 from bertkit.models.families.t5 import T5Config
+from bertkit.models.families.t5_encoder import T5EncoderConfig
 from bertkit.models.families.transformer_xl import TransformerXlConfig
 from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
@@ -104,6 +109,12 @@ IB_BERT = MobileBertConfig(
     key_query_shared_bottleneck=False,
     normalization_type="layer_norm",
 )
+
+
+def esm2(layers: int, width: int, heads: int = 20) -> EsmConfig:
+    return EsmConfig(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width
+    )
 
 
 def eurobert(layers: int, width: int, inner: int) -> EuroBertConfig:
@@ -209,6 +220,11 @@ SIZES = {
     "t5-small": Size(T5Config(), 32_128, None, 60_506_624, ("seq2seq_lm",), (60, 1)),
     "t5-base": Size(t5(12, 768, 12), 32_128, None, 222_903_552, ("seq2seq_lm",), (220, 3)),
     "t5-large": Size(t5(24, 1024, 16), 32_128, None, 737_668_096, ("seq2seq_lm",), (770, 35)),
+    "sentence-t5-base": Size(
+        T5EncoderConfig(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+        32_128,
+        published_millions=(110, 1),
+    ),
     "t5-v1_1-small": Size(
         T5Config(
             num_hidden_layers=8,
@@ -281,11 +297,42 @@ SIZES = {
     ),
     # Nussbaum et al. 2024, 137M. Le Breton et al. 2025, 250M with the output projection.
     "nomic-bert": Size(NomicBertConfig(), 30_528, None, None, (), (137, 1)),
+    # Nussbaum and Duderstadt 2025: 475M, of which a token passes through 305M.
+    "nomic-embed-text-v2-moe": Size(NomicBertMoeConfig(), 250_048, None, None, (), (475, 1)),
     "neobert": Size(NeoBertConfig(), 30_522, None, None, ("masked_lm",), (250, 5)),
+    # Lin et al. 2023 name the models by their sizes. The published files also have an unused table of positions.
+    "esm2-8m": Size(EsmConfig(), 33, heads=("masked_lm",), published_millions=(8, 0.5)),
+    "esm2-35m": Size(esm2(12, 480), 33, heads=("masked_lm",), published_millions=(35, 1.6)),
+    "esm2-150m": Size(esm2(30, 640), 33, heads=("masked_lm",), published_millions=(150, 2)),
+    "esm2-650m": Size(esm2(33, 1280), 33, heads=("masked_lm",), published_millions=(650, 2)),
+    "esm2-3b": Size(esm2(36, 2560, 40), 33, heads=("masked_lm",), published_millions=(3000, 200)),
     # Boizard et al. 2025, without the output projection.
     "eurobert-210m": Size(EuroBertConfig(), 128_256, published_millions=(210, 3)),
     "eurobert-610m": Size(eurobert(26, 1152, 4096), 128_256, published_millions=(610, 5)),
     "eurobert-2b": Size(eurobert(32, 2304, 6144), 128_256, published_millions=(2100, 50)),
+    # Zhang et al. 2025, 0.6B; Vera et al. 2025, 308M, of which 4.7M are two maps behind the pooling.
+    "qwen3-embedding-600m": Size(
+        Qwen3Config(
+            hidden_size=1024,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+        ),
+        151_669,
+        published_millions=(600, 5),
+    ),
+    "embeddinggemma-300m": Size(
+        Gemma3TextConfig(
+            num_hidden_layers=24,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            intermediate_size=1152,
+            use_bidirectional_attention=True,
+        ),
+        262_144,
+        published_millions=(308, 6),
+    ),
     # Beltagy et al. 2020: RoBERTa's, longer tables, and projections for global tokens.
     # Zaheer et al. 2020: the Hub's bigbird-roberta-base.
     "bigbird-base": Size(BigBirdConfig(), 50_358, 127_468_800),

@@ -31,6 +31,7 @@ _LANES = {"name": "continuous"}
 _BOTH_WAYS = {"name": "continuous", "bidirectional": True}
 _PAIRS = {"name": "parallel"}
 _SAMPLED = {"negatives": 20}
+_GEMMA = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 FAMILIES: list[dict[str, Any]] = [
     {
         "model": {"family": "elmo", **_ELMO},
@@ -91,6 +92,11 @@ FAMILIES: list[dict[str, Any]] = [
         "model": {"family": "modernbert", **SIZES, "num_hidden_layers": 3, "local_attention": 6},
         "layout": {"name": "contiguous"},
         "objective": ["masked_diffusion"],
+    },
+    {
+        "model": {"family": "gemma3_text", **SIZES, "num_hidden_layers": 3, **_GEMMA},
+        "layout": {"name": "contiguous"},
+        "objective": [{"causal_lm": {"head": "causal_lm"}}],
     },
 ]
 

@@ -15,11 +15,13 @@ from bertkit.models.families.deberta_v2 import DebertaV2Config
 from bertkit.models.families.distilbert import DistilBertConfig
 from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.families.eurobert import EuroBertConfig
+from bertkit.models.families.gemma3_text import Gemma3TextConfig
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.families.gpt_bert import GptBertConfig
 from bertkit.models.families.mobilebert import MobileBertConfig
 from bertkit.models.families.modernbert import ModernBertConfig
 from bertkit.models.families.neobert import NeoBertConfig
+from bertkit.models.families.qwen3 import Qwen3Config
 from bertkit.models.families.xlnet import XlnetConfig
 from bertkit.models.headed import HeadedModel
 from bertkit.models.heads import HEAD_KINDS
@@ -68,6 +70,8 @@ def forward_flops(model: HeadedModel) -> float:
         (ModernBertConfig(**SIZES, local_attention=8), ("masked_lm",), 0.02),
         (NeoBertConfig(**SIZES), ("masked_lm",), 0),
         (EuroBertConfig(**SIZES, num_key_value_heads=2), ("masked_lm",), 0),
+        (Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=20), ("causal_lm",), 0),
+        (Gemma3TextConfig(**SIZES, num_key_value_heads=1, head_dim=20, sliding_window=8), ("causal_lm",), 0.03),
         # Only maps of relative positions, and the two segments' scores, are omitted.
         (XlnetConfig(**XLNET_SIZES), (), 0.1),
         (DebertaV2Config(**SIZES, position_buckets=64), ("masked_lm",), 0.1),

@@ -16,10 +16,18 @@ from bertkit.errors import DataError, UsageError
 from bertkit.models.files.hub import heads_of
 from bertkit.models.files.model_files import MODULES_FILE, encoder_directory
 from bertkit.models.late_interaction import PUNCTUATION, LateInteraction, load_token_model, own_projection
-from bertkit.models.sentence import is_embedder, is_of_colbert, is_token_encoder, read_pooling
+from bertkit.models.sentence import (
+    Dense,
+    Normalise,
+    is_embedder,
+    is_of_colbert,
+    is_token_encoder,
+    read_pooling,
+    stored_size,
+)
 from bertkit.models.similarity import read_similarity
 from bertkit.models.splade import WORDS_HEAD, is_sparse, no_words_head
-from bertkit.models.text_reading import VERSION_FILE, TextReading, optional_json, whole_number
+from bertkit.models.text_reading import VERSION_FILE, TextReading
 from bertkit.tasks.catalogue import TaskSpec
 from bertkit.tasks.embedding.late_interaction import LateInteractionTask
 from bertkit.tasks.embedding.losses.cosine import CosineLoss
@@ -55,6 +63,11 @@ def embedding_task(
     if settings.pooling is not None:
         pooling = (settings.pooling,) if isinstance(settings.pooling, str) else settings.pooling
     sparse = is_sparse(pooling)
+    if own.maps and (sparse or len(pooling) != len(own.pooling)):
+        raise UsageError(
+            "embedding.pooling: the model's Dense module reads vectors of another width; leave it out, or use only the"
+            " model's encoder (a directory without modules.json)"
+        )
     similarity = "maxsim" if late is not None else "dot" if sparse else own.similarity
     loss = settings.loss or default_loss(examples, similarity)
     if (sparse or late is not None) and isinstance(loss, MultipleNegativesLoss) and not isinstance(loss, SimcseLoss):
@@ -95,6 +108,7 @@ def embedding_task(
         form=replace(
             own,
             pooling=tuple(pooling),
+            kept=own.kept if sparse == is_sparse(own.pooling) else None,
             normalise=own.normalise if settings.normalise is None else settings.normalise,
             reading=reading,
         ),
@@ -170,17 +184,17 @@ def _own(directory: Path) -> VectorForm:
     if not is_embedder(root) or encoder_directory(root) != directory:
         return VectorForm()
     pooling, others = read_pooling(root)
-    foreign = [kind for kind in others if kind != "Normalize"]
-    if foreign:
+    maps = tuple(each for each in others if isinstance(each, Dense))
+    if any(isinstance(each, Normalise) for each in others[: len(maps)]):
         raise DataError(
-            f"{root / MODULES_FILE}: has a module {foreign[0]} after the pooling, which cannot be trained here; use"
-            " only its encoder (a directory without modules.json)"
+            f"{root / MODULES_FILE}: has a module Dense after Normalize, which cannot be trained here; use only its"
+            " encoder (a directory without modules.json)"
         )
     version, reading = root / VERSION_FILE, TextReading.of(root, directory)
-    if is_sparse(pooling):
-        most = whole_number(optional_json(version), "max_active_dims", version)
-        return VectorForm(pooling, bool(others), reading, most_words=most)
-    return VectorForm(pooling, bool(others), reading, read_similarity(version))
+    sparse = is_sparse(pooling)
+    similarity = read_similarity(version, sparse=sparse)
+    kept = stored_size(version, sparse=sparse)
+    return VectorForm(pooling, len(others) > len(maps), reading, similarity, kept, maps)
 
 
 def evaluated_by(spec: TaskSpec, task: Embedding, examples: Sequence[Any]) -> TaskSpec:

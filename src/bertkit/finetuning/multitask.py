@@ -48,11 +48,12 @@ def require_joinable(tasks: Iterable[Task]) -> None:
     """Refuse several tasks of which one trains vectors with weights of its own, of which each would have others.
 
     Raises:
-        UsageError: one of them trains sparse vectors or token vectors.
+        UsageError: one of them trains sparse vectors, token vectors, or maps behind the pooling.
     """
-    if any(isinstance(task, Embedding) and not task.of_encoder for task in tasks):
+    if any(isinstance(task, Embedding) and (task.form.maps or not task.of_encoder) for task in tasks):
         raise UsageError(
-            "task: sparse vectors and token vectors are trained on one data set; put the rows of all into one file"
+            "task: sparse vectors and token vectors are trained on one data set, and so is a model with Dense modules;"
+            " put the rows of all into one file"
         )
 
 

@@ -37,6 +37,7 @@ from bertkit.models.headed import COMPANIONS, HeadedModel
 from bertkit.recipe.hashing import name_and_hash
 from bertkit.tasks.embedding.late_interaction import LateInteractionTask
 from bertkit.tasks.embedding.sparse import SparseEmbedding
+from bertkit.tasks.embedding.task import Embedding
 from bertkit.training.compiled_kernels import uses_attention_kernel
 from bertkit.training.cost import (
     CHECKPOINT_BYTES,
@@ -315,6 +316,8 @@ class _TaskCost:
 
 
 def _planned_modules(prepared: Prepared, model: HeadedModel) -> dict[str, nn.Module]:
-    """What late interaction trains beside the model; the modules of other losses are dropped after training, and are
+    """The maps of vectors that are trained beside the model; the modules of losses are dropped after training, and are
     not planned."""
-    return prepared.task.modules(model, 0) if isinstance(prepared.task, LateInteractionTask) else {}
+    if isinstance(prepared.task, LateInteractionTask):
+        return prepared.task.modules(model, 0)
+    return prepared.task.copied_maps() if isinstance(prepared.task, Embedding) else {}

@@ -43,16 +43,21 @@ from bertkit.text.tokenizer import Tokenizer
 from bertkit.text.tokenizer_files import load_tokenizer
 from bertkit.training.engine import Engine
 
+_INSTRUCTORS = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
+"""Models that do not pool the tokens of a prompt, which is not in their files; sentence-transformers has their names,
+too."""
 Long = Literal["error", "cut", "window"]
 """What to do with a text that is longer than the model's maximum."""
 
 
 class TextSequence(NamedTuple):
-    """A text as the model reads it: ids and segment types with special tokens, and the number of tokens cut off."""
+    """A text as the model reads it: ids and segment types with special tokens, the number of tokens cut off, and that
+    of the first tokens, special ones included, that are not pooled."""
 
     ids: list[int]
     types: list[int]
     cut: int
+    unpooled: int = 0
 
 
 class Embedder:
@@ -108,6 +113,7 @@ class Embedder:
             UsageError: `max_tokens` exceeds the model's limit.
         """
         model = load_sentence_model(directory)
+        model.pools_prompt = model.pools_prompt and name not in _INSTRUCTORS
         tokenizer = load_tokenizer(encoder_directory(directory), offline=offline)
         check_vocabulary(model.model, tokenizer, source=name or str(directory))
         if isinstance(model.model.encoder, StaticEncoder):
@@ -160,7 +166,7 @@ class Embedder:
     @cached_property
     def width(self) -> int:
         """E."""
-        return int(self._computed([self._encoder.single.fill([self.tokenizer.vocab_size - 1])]).shape[1])
+        return int(self._computed([self._sequence([self.tokenizer.vocab_size - 1], 0, 0)]).shape[1])
 
     @property
     def is_sparse(self) -> bool:
@@ -182,15 +188,7 @@ class Embedder:
         Args:
             texts: the texts.
             prompt: prefix of each text; None: the model's default prompt.
-
-        Raises:
-            DataError: the model's pooling leaves the tokens of prompts out.
         """
-        if prompt and not self.model.pools_prompt:
-            raise DataError(
-                f"{self.name}: its pooling leaves out the tokens of a prompt (include_prompt is false), which is not"
-                " supported; embed the texts without a prompt"
-            )
         return self._encoder.ids([self.model.reading(text, prompt) for text in texts])
 
     def sequences(self, texts: Sequence[str | Sequence[int]], prompt: str | None = None) -> list[TextSequence]:
@@ -199,9 +197,10 @@ class Embedder:
         A text without tokens is an empty sequence if the model's sequences have no special tokens.
 
         Raises:
-            DataError: an id is not in the vocabulary; see `token_ids`.
+            DataError: an id is not in the vocabulary.
         """
         encoded = iter(self.token_ids([text for text in texts if isinstance(text, str)], prompt))
+        unpooled = self._unpooled(prompt)
         room, size = self._encoder.room(1), self.tokenizer.vocab_size
         found = []
         for number, text in enumerate(texts):
@@ -209,7 +208,7 @@ class Embedder:
             if not isinstance(text, str) and not all(0 <= each < size for each in ids):
                 bad = next(each for each in ids if not 0 <= each < size)
                 raise DataError(f"text {number}: {bad!s:.40} is not a token id; the vocabulary has {size:,} tokens")
-            found.append(self._sequence(ids[:room], len(ids) - room))
+            found.append(self._sequence(ids[:room], len(ids) - room, unpooled if isinstance(text, str) else 0))
         return found
 
     def parts(self, texts: Sequence[str], long: Long, prompt: str | None = None) -> list[list[TextSequence]]:
@@ -217,10 +216,9 @@ class Embedder:
         is the beginning of the text, so only the first window has it.
 
         Raises:
-            DataError: a text is too long and `long` is "error"; the message begins with the text's number. See
-                `token_ids`.
+            DataError: a text is too long and `long` is "error"; the message begins with the text's number.
         """
-        room = self._encoder.room(1)
+        room, unpooled = self._encoder.room(1), self._unpooled(prompt)
         found = []
         for number, ids in enumerate(self.token_ids(texts, prompt)):
             if len(ids) > room and long == "error":
@@ -228,11 +226,20 @@ class Embedder:
                 raise TooLongError(number, len(ids) + special, self.max_tokens)
             cuts = windows(ids, room, room) if long == "window" else [(0, ids[:room])]
             excess = 0 if long == "window" else len(ids) - room
-            found.append([self._sequence(part, excess) for _, part in cuts])
+            found.append([self._sequence(part, excess, 0 if at else unpooled) for at, (_, part) in enumerate(cuts)])
         return found
 
-    def _sequence(self, ids: list[int], excess: int) -> TextSequence:
-        return TextSequence(*self._encoder.single.fill(ids), max(0, excess))
+    def _sequence(self, ids: list[int], excess: int, unpooled: int) -> TextSequence:
+        own, types = self._encoder.single.fill(ids)
+        return TextSequence(own, types, max(0, excess), min(unpooled, max(0, len(own) - 1)))
+
+    def _unpooled(self, prompt: str | None) -> int:
+        """The number of the first tokens that are not pooled: none, or those of the prompt and before it."""
+        text = self.model.reading("", prompt)
+        if self.model.pools_prompt or not text:
+            return 0
+        (ids,) = self._encoder.ids([text])
+        return len(self._encoder.single.fill(ids)[0]) - len(self._encoder.single.frames[-1])
 
     def joined(self, parts: Sequence[Sequence[TextSequence]]) -> Float32Array:
         """The vector of each text from the vectors of its parts, (N, E): their mean, weighted by tokens.
@@ -293,7 +300,7 @@ class Embedder:
         chosen = [[real[place] for place in batch] for batch in batches]
 
         def computed(batch: Sequence[int]) -> Float32Array:
-            return self._computed([sequences[number][:2] for number in batch])
+            return self._computed([sequences[number] for number in batch])
 
         on_cpu = self._engine.device.type == "cpu"
         results = each_on_one_thread(computed, chosen) if on_cpu else map(computed, chosen)
@@ -313,11 +320,15 @@ class Embedder:
         """
         return self.joined(self.parts(texts, long, prompt))
 
-    def _computed(self, sequences: Sequence[tuple[list[int], list[int]]]) -> Float32Array:
-        ids, types = zip(*sequences, strict=True)
+    def _computed(self, sequences: Sequence[TextSequence]) -> Float32Array:
+        ids, types, _, unpooled = zip(*sequences, strict=True)
         packed: PackedBatch = independent_batch(ids, types, max_tokens=self.max_tokens).to(self._engine.device)
+        unpooled_B = None
+        if any(unpooled):
+            fillers = [0] * (packed.num_sequences - len(sequences))
+            unpooled_B = torch.tensor([*unpooled, *fillers], device=self._engine.device)
         with torch.inference_mode(), self._engine.autocast():
-            vectors: Float32Array = self.model(packed)[: len(sequences)].float().cpu().numpy()
+            vectors: Float32Array = self.model(packed, unpooled_B)[: len(sequences)].float().cpu().numpy()
         return vectors
 
 

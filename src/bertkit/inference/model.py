@@ -28,8 +28,9 @@ from bertkit.inference.predict import Predictor
 from bertkit.inference.predict_input import examples_of
 from bertkit.inference.sparse_vectors import words_of_vocabulary
 from bertkit.inference.token_embedder import TokenEmbedder
+from bertkit.models.bge_m3 import find_embedder
 from bertkit.models.files.hub import check_vocabulary, load_model
-from bertkit.models.files.model_files import encoder_directory, find_model
+from bertkit.models.files.model_files import encoder_directory
 from bertkit.models.headed import HeadedModel
 from bertkit.models.scoring.fill_mask import fill_masks
 from bertkit.models.sentence import is_token_encoder
@@ -77,7 +78,7 @@ class Model:
         given = Located.of({"device": device, "precision": precision}, "load()")
         self._settings = validate(given, EngineConfig, what="load()")
         self.name = os.fspath(name)
-        self.directory = find_model(self.name, offline=offline).absolute()  # read later, perhaps from another directory
+        self.directory = find_embedder(self.name, offline=offline).absolute()  # read later, from anywhere
         self._offline = offline
         self._engine = resolve_engine(EngineConfig(device=device, precision="fp32"))
         if self._engine.device.type == "cpu":

@@ -468,14 +468,16 @@ def initialise(module: nn.Module, config: EncoderConfig, *, seed: int, only: Col
     Each tensor has its own generator, seeded by the seed and its name; adding a head or a layer therefore does not
     change the others. `only` names the parameters to initialise; None: all.
     """
-    norms = {name for name, part in module.named_modules() if isinstance(part, NORMS)}
+    norms = {
+        name: getattr(part, "initial_weight", 1.0) for name, part in module.named_modules() if isinstance(part, NORMS)
+    }
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             owner, _, kind = name.rpartition(".")
             if only is not None and name not in only:
                 continue
             if owner in norms:
-                parameter.fill_(1.0 if kind == "weight" else 0.0)
+                parameter.fill_(norms[owner] if kind == "weight" else 0.0)
             elif kind == "bias":
                 parameter.zero_()
             else:

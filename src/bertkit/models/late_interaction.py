@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +28,14 @@ from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json, write_json
 from bertkit.models.attention.self_attention import BiasedAttention, SelfAttention
+from bertkit.models.bge_m3 import TOKENS_FILE, load_output
 from bertkit.models.encoder import Encoder
 from bertkit.models.families.rotary_encoder import LocalRotaryAttention, RotaryAttention
 from bertkit.models.files.hub import WEIGHTS_FILE, load_model
 from bertkit.models.files.model_files import (
     CONFIG_FILE,
     MODULES_FILE,
+    encoder_directory,
     find_weights,
     module_directories,
     read_weights,
@@ -49,6 +51,7 @@ from bertkit.models.text_reading import (
     optional_json,
     settings_file,
     stored_length,
+    stored_limit,
     whole_number,
 )
 
@@ -76,12 +79,14 @@ class LateInteraction:
         document_length: the same for a document.
         expansion: how shorter queries are filled up with [MASK] tokens to `query_length`; None: they are not.
         skipped: words of the vocabulary that are not scored in documents.
+        scores_first: whether the first token, [CLS], is scored.
     """
 
     query_length: int | None = None
     document_length: int | None = None
     expansion: Expansion | None = None
     skipped: tuple[str, ...] = ()
+    scores_first: bool = field(default=True, repr=False)  # not in the fingerprints of models, which say it otherwise
 
 
 class TokenModel(nn.Module):
@@ -200,11 +205,13 @@ def all_scores(queries: Sequence[Float32Array], documents: Sequence[Float32Array
 
 
 def load_token_model(directory: Path) -> TokenModel:
-    """Read a directory of a MultiVectorEncoder, of PyLate or of ColBERT's own code.
+    """Read a directory of a MultiVectorEncoder, of PyLate or of ColBERT's own code, or the file of BGE-M3's output.
 
     Raises:
         DataError: a file is damaged, or something is not supported.
     """
+    if directory.name == TOKENS_FILE:
+        return _load_of_m3(directory)
     if is_of_colbert(directory):
         return _load_of_colbert(directory)
     steps = module_directories(directory)
@@ -258,6 +265,17 @@ def _load_of_colbert(directory: Path) -> TokenModel:
     markers = (("query", "query_token_id", "[unused0]"), ("document", "doc_token_id", "[unused1]"))
     reading = TextReading({role: f"{stored.get(key) or usual} " for role, key, usual in markers})
     limit = stored_length(directory)
+    return TokenModel(model, [dense, Normalise()], interaction, reading=reading, max_tokens=limit).eval()
+
+
+def _load_of_m3(path: Path) -> TokenModel:
+    root = encoder_directory(path)
+    model, _ = load_model(root, heads=())
+    linear = load_output(path, model.encoder.width)
+    dense = Dense(linear.in_features, linear.out_features, bias=True, activation=nn.Identity())
+    dense.linear = linear
+    limit, reading = stored_limit(root), TextReading.of(path.parent, root)
+    interaction = LateInteraction(scores_first=False)
     return TokenModel(model, [dense, Normalise()], interaction, reading=reading, max_tokens=limit).eval()
 
 

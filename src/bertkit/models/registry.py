@@ -18,14 +18,17 @@ from bertkit.models.families.distilbert import DistilBertConfig
 from bertkit.models.families.electra import ElectraConfig
 from bertkit.models.families.elmo import ElmoConfig
 from bertkit.models.families.ernie import ErnieConfig
+from bertkit.models.families.esm import EsmConfig
 from bertkit.models.families.eurobert import EuroBertConfig
 from bertkit.models.families.fast_encoder import FastEncoderConfig
+from bertkit.models.families.gemma3_text import Gemma3TextConfig
 from bertkit.models.families.gpt import GptConfig
 from bertkit.models.families.gpt2 import Gpt2Config
 from bertkit.models.families.gpt_bert import GptBertConfig
 from bertkit.models.families.gte import GteConfig
 from bertkit.models.families.jina_bert import JinaBertConfig, JinaBertQkConfig
 from bertkit.models.families.jina_embeddings_v3 import JinaEmbeddingsV3Config
+from bertkit.models.families.llama import LlamaConfig, Qwen2Config
 from bertkit.models.families.longformer import LongformerConfig
 from bertkit.models.families.mobilebert import MobileBertConfig
 from bertkit.models.families.modernbert import ModernBertConfig
@@ -33,6 +36,8 @@ from bertkit.models.families.mosaicbert import MosaicBertConfig
 from bertkit.models.families.mpnet import MPNetConfig
 from bertkit.models.families.neobert import NeoBertConfig
 from bertkit.models.families.nomic_bert import NomicBertConfig
+from bertkit.models.families.nomic_bert_moe import NomicBertMoeConfig
+from bertkit.models.families.qwen3 import Qwen3Config
 from bertkit.models.families.roberta import (
     CamembertConfig,
     Data2VecTextConfig,
@@ -42,6 +47,7 @@ from bertkit.models.families.roberta import (
     XLMRobertaXLConfig,
 )
 from bertkit.models.families.t5 import T5Config
+from bertkit.models.families.t5_encoder import T5EncoderConfig
 from bertkit.models.families.transformer import TransformerSeq2SeqConfig
 from bertkit.models.families.transformer_xl import TransformerXlConfig
 from bertkit.models.families.ultrabert import UltraBertConfig
@@ -62,8 +68,10 @@ AnyEncoderConfig = Annotated[
     | ElectraConfig
     | ElmoConfig
     | ErnieConfig
+    | EsmConfig
     | EuroBertConfig
     | FastEncoderConfig
+    | Gemma3TextConfig
     | Gpt2Config
     | GptBertConfig
     | GptConfig
@@ -71,6 +79,7 @@ AnyEncoderConfig = Annotated[
     | JinaBertConfig
     | JinaBertQkConfig
     | JinaEmbeddingsV3Config
+    | LlamaConfig
     | LongformerConfig
     | MPNetConfig
     | MegatronBertConfig
@@ -79,9 +88,13 @@ AnyEncoderConfig = Annotated[
     | MosaicBertConfig
     | NeoBertConfig
     | NomicBertConfig
+    | NomicBertMoeConfig
+    | Qwen2Config
+    | Qwen3Config
     | RobertaConfig
     | RobertaPreLayerNormConfig
     | T5Config
+    | T5EncoderConfig
     | TransformerSeq2SeqConfig
     | TransformerXlConfig
     | UltraBertConfig

@@ -22,11 +22,13 @@ from torch.nn import functional
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError, UsageError
 from bertkit.files import read_json
+from bertkit.models.bge_m3 import LEXICAL, SPARSE_FILE, TOKENS_FILE, LexicalWeights, load_output
 from bertkit.models.families.static import load_static, truncation
-from bertkit.models.files.hub import load_model
+from bertkit.models.files.hub import load_model, read_config
 from bertkit.models.files.model_files import (
     CONFIG_FILE,
     MODULES_FILE,
+    encoder_directory,
     find_weights,
     module_directories,
     read_modules,
@@ -50,13 +52,13 @@ from bertkit.models.text_reading import (
     VERSION_FILE,
     TextReading,
     optional_json,
-    settings_file,
-    stored_length,
+    stored_limit,
     whole_number,
 )
+from bertkit.text.tokenizer_files import load_tokenizer
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-AnyPooling = PoolingMode | SpladeMode
+AnyPooling = PoolingMode | SpladeMode | Literal["lexical"]
 
 OLD_POOLING_KEYS: dict[str, PoolingMode] = {
     "pooling_mode_cls_token": "cls",
@@ -110,6 +112,10 @@ def pooled(model: HeadedModel, pooling: Sequence[AnyPooling], hidden_TD: Tensor,
     return torch.cat([pool(mode, hidden_TD, batch) for mode in pooling], dim=-1)  # type: ignore[arg-type]  # none is SPLADE's
 
 
+SIZE_KEYS = {False: "truncate_dim", True: "max_active_dims"}
+"""Keys of the number of numbers that are kept of a vector, dense or sparse."""
+
+
 class Normalise(nn.Module):
     """Scales vectors to length one."""
 
@@ -128,6 +134,12 @@ class Dense(nn.Module):
     def forward(self, vectors_BE: Tensor) -> Tensor:
         mapped: Tensor = self.activation(self.linear(vectors_BE))
         return mapped
+
+    def settings(self) -> dict[str, Any]:
+        """The contents of its config.json."""
+        (name,) = (name for name, kind in _DENSE_ACTIVATIONS.items() if type(self.activation) is kind)
+        sizes = {"in_features": self.linear.in_features, "out_features": self.linear.out_features}
+        return {**sizes, "bias": self.linear.bias is not None, "activation_function": name}
 
 
 class Truncate(nn.Module):
@@ -153,7 +165,7 @@ class SentenceModel(nn.Module):
         modules: modules applied to the pooled vectors, in order.
         max_tokens: the caller truncates texts to this length; None: the encoder's limit.
         reading: what the caller does with a text before it is tokenised; None: nothing.
-        pools_prompt: whether the states of a prompt's tokens are pooled; if not, texts cannot have a prompt.
+        pools_prompt: whether the states of a prompt's tokens are pooled; if not, the caller counts them.
         similarity: how its vectors are compared; sparse ones always by the dot product.
     """
 
@@ -178,9 +190,17 @@ class SentenceModel(nn.Module):
         self.pools_prompt = pools_prompt
         self.similarity: Similarity = "dot" if is_sparse(pooling) else similarity
 
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """(B, E)."""
-        return self.vectors(self.model(batch), batch)
+    def forward(self, batch: PackedBatch, unpooled_B: Tensor | None = None) -> Tensor:
+        """(B, E). `unpooled_B`: how many of the first tokens of each sequence are not pooled, fewer than it has; None:
+        all tokens are pooled."""
+        hidden_TD: Tensor = self.model(batch)
+        if unpooled_B is None:
+            return self.vectors(hidden_TD, batch)
+        lengths_B = batch.sequences.cu_seqlens_B1.diff().long()
+        kept_T = batch.positions_T >= torch.repeat_interleave(unpooled_B, lengths_B, output_size=batch.num_tokens)
+        rows = torch.split(batch.ids_T[kept_T], (lengths_B - unpooled_B).tolist())
+        kept = PackedBatch.from_ids([row.tolist() for row in rows]).to(hidden_TD.device)
+        return self.vectors(hidden_TD[kept_T], kept)
 
     def vectors(self, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
         """(B, E), from the states of all tokens."""
@@ -188,8 +208,18 @@ class SentenceModel(nn.Module):
         return vectors_BE
 
 
+class LexicalModel(SentenceModel):
+    """Computes the weights of a text's words (BGE-M3): the only module after the encoder reads the states."""
+
+    def vectors(self, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:
+        (weights,) = self.after_pooling
+        vectors_BV: Tensor = weights(hidden_TD, batch)
+        return vectors_BV
+
+
 def load_sentence_model(directory: Path) -> SentenceModel:
-    """Read a directory of `sentence-transformers`; any other model directory gets mean pooling.
+    """Read a directory of `sentence-transformers`; any other model directory gets mean pooling. The path of the words'
+    weights of BGE-M3 gives these.
 
     Raises:
         DataError: a file is damaged, or a module is unknown.
@@ -200,6 +230,8 @@ def load_sentence_model(directory: Path) -> SentenceModel:
             f"{directory}: computes a vector for each token (ColBERT), not one for a text; `bertkit search --rerank`,"
             " `bertkit eval retrieval` and /rerank of `bertkit serve` score texts with it"
         )
+    if directory.name == SPARSE_FILE:
+        return _load_lexical(directory)
     if not (directory / MODULES_FILE).is_file():
         model, _ = load_model(directory, heads=())
         return SentenceModel(model).eval()
@@ -216,27 +248,48 @@ def load_sentence_model(directory: Path) -> SentenceModel:
     model, report = load_model(root, heads=heads)
     if heads and report.newly_initialised:
         raise DataError(no_words_head(str(root)))
-    file = settings_file(root)
-    settings = optional_json(file)
     reading = TextReading.of(directory, root)
-    modes, pools_prompt = _modes(kind, pooling / CONFIG_FILE, reading)
+    modes, pools_prompt = _modes(kind, pooling / CONFIG_FILE)
     width = model.encoder.vocab_size if heads else model.encoder.width * len(modes)
     return SentenceModel(
         model,
         modes,
         [*modules_after(modules, width), *_shortened(directory, sparse=kind == POOLING)],
-        max_tokens=whole_number(settings, "max_seq_length", file) or stored_length(root),
+        max_tokens=stored_limit(root),
         reading=reading,
         pools_prompt=pools_prompt,
         similarity=read_similarity(directory / VERSION_FILE, sparse=kind == POOLING),
     ).eval()
 
 
+def _load_lexical(path: Path) -> SentenceModel:
+    root = encoder_directory(path)
+    model, _ = load_model(root, heads=())
+    linear = load_output(path, model.encoder.width)
+    if linear.out_features != 1:
+        raise DataError(f"{path}: gives {linear.out_features} numbers for a token; expected one, its weight")
+    weights = LexicalWeights(linear, load_tokenizer(root), model.encoder.vocab_size)
+    limit, reading = stored_limit(root), TextReading.of(path.parent, root)
+    return LexicalModel(model, (LEXICAL,), [weights], max_tokens=limit, reading=reading).eval()
+
+
 def _shortened(directory: Path, *, sparse: bool) -> list[nn.Module]:
-    """What cuts vectors to the stored `truncate_dim`, or sparse ones to the stored `max_active_dims`."""
-    file = directory / VERSION_FILE
-    size = whole_number(optional_json(file), "max_active_dims" if sparse else "truncate_dim", file)
-    return [] if size is None else [MostWords(size) if sparse else Truncate(size)]
+    kept = stored_size(directory / VERSION_FILE, sparse=sparse)
+    return [] if kept is None else [shortening(kept, sparse=sparse)]
+
+
+def stored_size(file: Path, *, sparse: bool) -> int | None:
+    """How many numbers of a vector are kept, as a config_sentence_transformers.json says; None: all.
+
+    Raises:
+        DataError: it is not a whole number of at least 1.
+    """
+    return whole_number(optional_json(file), SIZE_KEYS[sparse], file)
+
+
+def shortening(kept: int, *, sparse: bool) -> nn.Module:
+    """What keeps the first numbers of dense vectors, or the greatest weights of sparse ones."""
+    return MostWords(kept) if sparse else Truncate(kept)
 
 
 def is_embedder(directory: Path) -> bool:
@@ -246,12 +299,15 @@ def is_embedder(directory: Path) -> bool:
 
 
 def is_sparse_embedder(directory: Path) -> bool:
-    """Whether a directory of `sentence-transformers` has sparse vectors."""
-    return POOLING in _kinds(directory)
+    """Whether a directory of `sentence-transformers`, or a file of BGE-M3, has sparse vectors."""
+    return directory.name == SPARSE_FILE or POOLING in _kinds(directory)
 
 
 def is_token_encoder(directory: Path) -> bool:
-    """Whether a directory of `sentence-transformers`, PyLate or ColBERT's own code has a vector for each token."""
+    """Whether a directory of `sentence-transformers`, PyLate or ColBERT's own code, or a file of BGE-M3, has a vector
+    for each token."""
+    if directory.name == TOKENS_FILE:
+        return True
     kinds, version = _kinds(directory), optional_json(directory / VERSION_FILE)
     is_named = version.get("model_type") == "MultiVectorEncoder" or is_of_pylate(version)
     return MASK_MODULE in kinds or (is_named and bool(kinds) and "Pooling" not in kinds) or is_of_colbert(directory)
@@ -275,8 +331,8 @@ def _kinds(directory: Path) -> set[str]:
     return {module.kind for module in read_modules(listed)} if listed.is_file() else set()
 
 
-def read_pooling(directory: Path) -> tuple[tuple[AnyPooling, ...], tuple[str, ...]]:
-    """The pooling of a directory of `sentence-transformers`, and the kinds of modules after it.
+def read_pooling(directory: Path) -> tuple[tuple[AnyPooling, ...], list[nn.Module]]:
+    """The pooling of a directory of `sentence-transformers`, and the modules after it.
 
     Raises:
         DataError: a file is damaged, or the modules do not begin with an encoder and a pooling.
@@ -284,8 +340,13 @@ def read_pooling(directory: Path) -> tuple[tuple[AnyPooling, ...], tuple[str, ..
     steps = module_directories(directory)
     kinds = tuple(kind for kind, _ in steps)
     _check_first(directory / MODULES_FILE, kinds)
-    modes, _ = _modes(kinds[1], steps[1][1] / CONFIG_FILE, TextReading.of(directory, steps[0][1]))
-    return modes, kinds[2:]
+    file, reading = steps[1][1] / CONFIG_FILE, TextReading.of(directory, steps[0][1])
+    modes, pools_prompt = _modes(kinds[1], file)
+    if reading.default_prompt and not pools_prompt:
+        raise DataError(f"{file}: include_prompt is false, but the model has a prompt; this cannot be trained")
+    with torch.device("meta"):
+        width = read_config(steps[0][1])[0].build(1).width * len(modes)
+    return modes, modules_after(steps[2:], width)
 
 
 def _check_first(listed: Path, kinds: Sequence[str]) -> None:
@@ -353,18 +414,16 @@ def _dense(path: Path) -> Dense:
     return dense
 
 
-def _modes(kind: str, path: Path, reading: TextReading) -> tuple[tuple[AnyPooling, ...], bool]:
+def _modes(kind: str, path: Path) -> tuple[tuple[AnyPooling, ...], bool]:
     """The modes of a pooling of this kind, and whether it includes the tokens of a prompt.
 
     Raises:
-        DataError: a mode is unknown, or the default prompt would have to be left out.
+        DataError: a mode is unknown, or cannot leave out a prompt.
     """
     if kind == POOLING:
         return read_mode(path), True
     settings = read_json(path)
     pools_prompt = bool(settings.get("include_prompt", True))
-    if reading.default_prompt and not pools_prompt:
-        raise DataError(f"{path}: include_prompt is false, but the model has a prompt; this is not supported")
     modes = settings.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in OLD_POOLING_KEYS.items() if settings.get(key)] or ["mean"]
@@ -372,4 +431,6 @@ def _modes(kind: str, path: Path, reading: TextReading) -> tuple[tuple[AnyPoolin
     if not modes or not all(mode in get_args(PoolingMode) for mode in modes):
         given = settings["pooling_mode"]
         raise DataError(f"{path}: pooling_mode is {given!r}; known are {', '.join(get_args(PoolingMode))}")
+    if not pools_prompt and "weightedmean" in modes:
+        raise DataError(f"{path}: include_prompt is false, which is not supported with the pooling_mode weightedmean")
     return modes, pools_prompt

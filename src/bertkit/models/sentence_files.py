@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.files import write_json
-from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE
-from bertkit.models.sentence import OLD_POOLING_KEYS, AnyPooling
+from bertkit.models.files.model_files import CONFIG_FILE, MODULES_FILE, SAFETENSORS, write_safetensors
+from bertkit.models.sentence import OLD_POOLING_KEYS, SIZE_KEYS, AnyPooling, Dense
 from bertkit.models.similarity import Similarity
 from bertkit.models.splade import ENCODERS, MODULE_TYPES, POOLING, VERSION_KEYS, is_sparse, pooling_json
 from bertkit.models.text_reading import SETTINGS_FILE, VERSION_FILE, TextReading
@@ -30,7 +30,8 @@ def write_sentence_files(
     max_tokens: int,
     reading: TextReading | None = None,
     similarity: Similarity = "cosine",
-    most_words: int | None = None,
+    kept: int | None = None,
+    maps: Sequence[Dense] = (),
 ) -> None:
     """Write the files next to an encoder's.
 
@@ -42,7 +43,8 @@ def write_sentence_files(
         max_tokens: texts are truncated to this length.
         reading: prompts and lower-casing; None: neither.
         similarity: how dense vectors are compared.
-        most_words: the greatest number of weights of a sparse vector; None: no limit.
+        kept: the first numbers of dense vectors, or the greatest weights of sparse ones, that are kept; None: all.
+        maps: the modules between the pooling and the scaling.
     """
     reading = reading or TextReading()
     sparse = is_sparse(pooling)
@@ -52,9 +54,13 @@ def write_sentence_files(
     pool = (MODULE_TYPES[POOLING], pooling_json(pooling[0], width)) if sparse else (f"{PACKAGE}.Pooling", how)
     write_json(directory / SETTINGS_FILE, {"max_seq_length": max_tokens, "do_lower_case": reading.lowercases})
     version = version_settings(reading, similarity) | (VERSION_KEYS if sparse else {})
-    limit = {} if most_words is None else {"max_active_dims": most_words}
+    limit = {} if kept is None else {SIZE_KEYS[sparse]: kept}
     write_json(directory / VERSION_FILE, version | limit)
-    write_modules(directory, encoder, [pool, *([(f"{PACKAGE}.Normalize", None)] if normalise else [])])
+    dense = [(f"{PACKAGE}.Dense", each.settings()) for each in maps]
+    after = [pool, *dense, *([(f"{PACKAGE}.Normalize", None)] if normalise else [])]
+    for path, each in zip(write_modules(directory, encoder, after)[1:], maps, strict=False):
+        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in each.state_dict().items()}
+        write_safetensors(path / SAFETENSORS, state)
 
 
 def version_settings(reading: TextReading, similarity: Similarity = "cosine") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.errors import DataError
 from bertkit.files import read_json
+from bertkit.models.bge_m3 import LEXICAL
 from bertkit.models.headed import HeadedModel
 from bertkit.models.operators.word_pooling import WordPooling, word_weights
 
@@ -34,8 +35,8 @@ _PACKAGE = "sentence_transformers.sparse_encoder.models"
 
 
 def is_sparse(pooling: Sequence[str]) -> bool:
-    """Whether vectors of these pooling modes are SPLADE's."""
-    return any(mode in SPLADE for mode in pooling)
+    """Whether vectors of these pooling modes have a weight for each word of the vocabulary."""
+    return any(mode in SPLADE or mode == LEXICAL for mode in pooling)
 
 
 def pool_words(mode: str, model: HeadedModel, hidden_TD: Tensor, batch: PackedBatch) -> Tensor:

@@ -95,11 +95,13 @@ class TextReading:
         return replace(self, prompts=prompts, default=self.default if keeps_default else None)
 
     def named(self, name: str) -> str:
-        """A prompt by its name.
+        """A prompt by its name; empty if it is that of queries or documents, and only others have one.
 
         Raises:
             UsageError: the model has no such prompt.
         """
+        if self.prompts and name in (QUERY_PROMPT, DOCUMENT_PROMPTS[0]):
+            return self.prompts.get(name, "")
         if name not in self.prompts:
             there = f"its prompts are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none by name"
             raise UsageError(f"the model has no prompt {name!r}; {there}")
@@ -121,6 +123,16 @@ def read_prompts(path: Path) -> dict[str, str]:
     if not isinstance(prompts, dict) or not all(isinstance(each, str | None) for each in prompts.values()):
         raise DataError(f"{path}: prompts: expected texts by name")
     return {name: text for name, text in prompts.items() if text}
+
+
+def stored_limit(root: Path) -> int | None:
+    """The maximum length of an encoder module with any version's files; None: the encoder's.
+
+    Raises:
+        DataError: it is not a whole number of at least 1.
+    """
+    file = settings_file(root)
+    return whole_number(optional_json(file), "max_seq_length", file) or stored_length(root)
 
 
 def stored_length(root: Path) -> int | None:

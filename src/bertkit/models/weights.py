@@ -164,12 +164,13 @@ class HubForm:
                 )
 
     def to_hub(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All tensors of a file, except the tied ones."""
+        """All tensors of a file, except the tied ones; copies of those that the state has."""
         plain = to_hub_names(state, self.names)
         tensors = {plain[name]: tensor for name, tensor in state.items()}
         for layout in self._bound(list(tensors)):
             tensors[layout.hub] = layout.join([tensors.pop(part) for part in layout.parts])
-        return {**tensors, **{copy: tensors[source] for copy, source in self.copies.items()}}
+        copies = {copy: tensors[source] for copy, source in self.copies.items() if source in tensors}
+        return {**tensors, **copies}
 
     def from_hub(self, tensors: Mapping[str, Tensor], parameters: Iterable[str]) -> dict[str, Tensor]:
         """The parameters whose tensor is present; tensors must have the Hub's shapes."""

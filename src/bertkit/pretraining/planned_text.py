@@ -134,7 +134,7 @@ def planned_text(
 
 def _beginning(data: DataConfig, tokenizer: Tokenizer, directory: Path, *, offline: bool) -> TokenShards:
     """Token shards of the beginning of the text."""
-    corpus = open_corpus(data.sources, data.reading, offline=offline)
+    corpus = open_corpus(data.sources, data.reading, offline=offline, hashed=False)
     fields = corpus.options.marked_fields
     writer, read = ShardWriter(directory, "a sample", tokenizer.vocab_size, span_fields=fields), 0
     for block, _, characters in tokenize_blocks(corpus.blocks(), tokenizer, corpus.options, workers=1):
@@ -202,7 +202,7 @@ def _text_tokens(
     if tokenizer is None:
         return size / _BYTES_OF_A_TOKEN
     read, tokens = 0, 0
-    for document in open_corpus(data.sources, data.reading, offline=offline).documents():
+    for document in open_corpus(data.sources, data.reading, offline=offline, hashed=False).documents():
         read += _bytes(document)
         tokens += len(tokenizer.encode_plain(document)[0]) + 1  # most layouts have a separator between documents
         if read >= _COUNTED_BYTES:
@@ -213,7 +213,7 @@ def _text_tokens(
 def _text_share(records: Path, data: DataConfig, *, offline: bool) -> float:
     """The share of a JSON Lines file that is text: its first lines' documents, divided by these lines."""
     lines = next(read_lines(records, data.reading.encoding), [])[:_SAMPLED_LINES]
-    documents = open_corpus([str(records)], data.reading, offline=offline).documents()
+    documents = open_corpus([str(records)], data.reading, offline=offline, hashed=False).documents()
     text = sum(_bytes(document) for document in islice(documents, len(lines)))
     return min(1.0, text / max(1, _bytes(lines)))
 
@@ -245,7 +245,9 @@ def _planned_vocabulary(
     if config.path is not None:
         given = load_tokenizer(config.path, offline=offline)
         if config.add_tokens and is_small:
-            text = open_corpus(data.sources, data.reading, offline=offline).sample_text(config.sample_megabytes)
+            text = open_corpus(data.sources, data.reading, offline=offline, hashed=False).sample_text(
+                config.sample_megabytes
+            )
             extended(given, text, config.add_tokens, min_frequency=config.added_frequency)
         return PlannedVocabulary(Vocabulary.of(given).size + config.add_tokens), 0.0, given
     if not files:
@@ -267,7 +269,7 @@ def _trained(
     files.
     """
     config, settings = TokenizerConfig.model_validate_json(tokenizer), DataConfig.model_validate_json(data)
-    corpus = open_corpus(settings.sources, settings.reading, offline=offline)
+    corpus = open_corpus(settings.sources, settings.reading, offline=offline, hashed=False)
     if is_small:
         return train_tokenizer(config, corpus.sample_text(config.sample_megabytes))
     with suppress(DataError, UsageError):  # the beginning may have too few words for the vocabulary

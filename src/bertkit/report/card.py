@@ -27,7 +27,7 @@ from bertkit.visible import visible
 
 _WITHOUT_CLASS = frozenset(
     {"fast-encoder", "gpt-bert", "gpt_bert", "mosaicbert", "neobert", "elmo", "transfo-xl", "universal-transformer"}
-    | {"bert-gpt2", "bilstm", "feature-lstm", "jina-bert", "jina-bert-qk"}
+    | {"bert-gpt2", "bilstm", "feature-lstm", "jina-bert", "jina-bert-qk", "nomic-bert-moe"}
 )
 """Kinds of model that `transformers` has no class for."""
 _TASKS = {

@@ -26,6 +26,7 @@ from bertkit.models.encoder import Encoder
 from bertkit.models.encoder_decoder import EncoderDecoder
 from bertkit.models.headed import POOLER, HeadedModel
 from bertkit.models.heads import HEAD_KINDS
+from bertkit.models.operators.mixture_of_experts import MixtureOfExperts
 from bertkit.models.operators.vocabulary import VocabularyHead
 from bertkit.models.quantisation.int8 import QuantisedModule
 from bertkit.objectives.base import Objective
@@ -305,8 +306,10 @@ def attentions_of(model: HeadedModel) -> list[SelfAttention | DistanceAttention]
 
 
 def _map_weights(module: nn.Module | None) -> int:
-    """Weights of all linear maps, including those inside an LSTM; each is one multiply-add per row."""
+    """Weights of all linear maps, including those inside an LSTM; each is one multiply-add per row. Of a mixture of
+    experts, those that a row passes through."""
     parts = [] if module is None else list(module.modules())
     linear = sum(part.in_features * part.out_features for part in parts if isinstance(part, nn.Linear))
     lstms = (named for part in parts if isinstance(part, nn.LSTM) for named in part.named_parameters(recurse=False))
-    return linear + sum(weight.numel() for name, weight in lstms if name.startswith("weight"))
+    idle = sum(part.idle_weights for part in parts if isinstance(part, MixtureOfExperts))
+    return linear - idle + sum(weight.numel() for name, weight in lstms if name.startswith("weight"))

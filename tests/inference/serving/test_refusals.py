@@ -245,7 +245,9 @@ def test_a_full_queue_is_429_with_retry_after(models: Models, monkeypatch: pytes
 
 def test_a_fault_of_the_model_is_500_and_names_no_path(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     base = models["base"]
-    monkeypatch.setattr(SentenceModel, "forward", lambda self, packed: torch.full((packed.num_sequences, 30), np.nan))
+    monkeypatch.setattr(
+        SentenceModel, "forward", lambda _, packed, *_more: torch.full((packed.num_sequences, 30), np.nan)
+    )
     response = post([base], "/v1/embeddings", GOOD)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["type"]) == (500, "model_fault", "server_error")

@@ -119,7 +119,7 @@ def test_a_masked_lm_head_of_before_has_no_biases(tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("num_experts", 8), ("prenorm", True), ("rotary_emb_fraction", 0.0), ("activation_function", "geglu")],
+    [("qkv_proj_bias", True), ("prenorm", True), ("rotary_emb_fraction", 0.0), ("activation_function", "geglu")],
 )
 def test_other_models_of_the_code_are_refused(key: str, value: object, tmp_path: Path) -> None:
     write_older_files(random_model(NomicBertConfig(**SIZES), heads=()), tmp_path, "", **{key: value})

@@ -10,12 +10,13 @@ import json
 import sys
 
 from bertkit.errors import DataError
-from bertkit.models.files.hub import find_model, load_model
+from bertkit.models.bge_m3 import find_embedder
+from bertkit.models.files.hub import load_model
 
 
 def fetch(name: str, *, offline: bool) -> dict[str, object]:
     try:
-        directory = find_model(name, offline=offline)
+        directory = find_embedder(name, offline=offline)
         model, _ = load_model(directory)
     except DataError as error:
         return {"error": str(error)}

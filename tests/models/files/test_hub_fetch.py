@@ -73,6 +73,7 @@ def hub_and_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, dict
                 "model.safetensors": bytes(255 - byte for byte in files["model.safetensors"][:99]),
             },
             "org/empty": {"README.md": b"x"},
+            "org/m3": {**files, "sparse_linear.pt": b"x"},
         },
         revisions=("main", "v1"),
         gated=("org/gated",),
@@ -80,7 +81,7 @@ def hub_and_answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, dict
         cut_after={"model.safetensors": CHUNK + 1000},
     )
     names = ["org/good", "org/good@v1", "org/good@v9", "org/pickled", "org/damaged", "org/empty"]
-    names += ["org/adapter", "org/dense"]
+    names += ["org/adapter", "org/dense", "org/m3/sparse_linear.pt", "org/m3/colbert_linear.pt", "org/m3/separation"]
     names += ["org/gated", "org/private", "org/missing"]
     with serving(hub):
         answers = dict(zip(names, fetch(hub.url, root / "cache", *names), strict=True))
@@ -149,3 +150,14 @@ def test_nothing_is_fetched_twice_or_in_vain(hub_and_answers: Fetched) -> None:
 def test_what_cannot_be_had_is_said(hub_and_answers: Fetched, name: str, message: str) -> None:
     _, answers, _ = hub_and_answers
     assert re.search(message, answers[name]["error"], re.DOTALL), answers[name]
+
+
+def test_a_part_of_a_model_may_follow_its_name(
+    hub_and_answers: Fetched,
+) -> None:
+    _, answers, total = hub_and_answers
+    found = answers["org/m3/sparse_linear.pt"]
+    assert found["sum"] == pytest.approx(total)
+    assert Path(found["directory"]).name == "sparse_linear.pt"
+    assert "org/m3 has no colbert_linear.pt" in answers["org/m3/colbert_linear.pt"]["error"]
+    assert "no updates for the task separation; it has none" in answers["org/m3/separation"]["error"]

@@ -1,1 +1,1 @@
-"""Evaluation of sentence vectors from a model or averaged word vectors: similarity, pairs, triplets, clusters, retrieval."""
+"""Evaluation of sentence vectors from a model or averaged word vectors: pairs, triplets, clusters, retrieval."""

@@ -2,8 +2,8 @@
 
 torch.onnx over torch.export; inputs have the names used by `transformers`. Every output has bertkit's name; states and
 a single head's logits are there again under the names that optimum and sentence-transformers read. The graph reads
-padded rectangles, because ONNX Runtime has no packed attention. Padding follows the tokens and is masked in attention.
-Batch size and length are dynamic.
+padded rectangles, because ONNX Runtime has no packed attention. Padding follows the tokens, is masked in attention, and
+has the tokenizer's id of padding, by which ESM-2 counts a sequence's tokens. Batch size and length are dynamic.
 
 Shapes: B sequences, S longest sequence, T = B * S cells, D width, K outputs of a head, V vocabulary.
 """
@@ -40,9 +40,10 @@ PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 FAMILIES = frozenset(
     {
         *("albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie"),
-        *("eurobert", "gpt2", "gte", "jina-bert", "jina-bert-qk", "jina_embeddings_v3", "megatron-bert", "modernbert"),
-        *("mosaicbert", "mpnet", "neobert", "nomic_bert", "openai-gpt", "roberta", "roberta-prelayernorm"),
-        *("ultrabert", "xlm-roberta", "xlm-roberta-xl"),
+        *("esm", "eurobert", "gpt2", "gte", "jina-bert", "jina-bert-qk", "jina_embeddings_v3", "megatron-bert"),
+        *("modernbert", "mosaicbert", "mpnet", "neobert", "nomic_bert", "openai-gpt", "roberta"),
+        *("gemma3_text", "llama", "qwen2", "qwen3"),
+        *("roberta-prelayernorm", "ultrabert", "xlm-roberta", "xlm-roberta-xl"),
     }
 )
 """Families whose graph holds for every length and does not read padding. XLNet's distances, BigBird's blocks and
@@ -238,16 +239,19 @@ class Graph:
         self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.inputs = [entry.name for entry in self.session.get_inputs()]
         self.names = output_names(model)
+        padding_id = model.encoder.padding_id
+        self.padding_id = padding_id if padding_id < model.encoder.vocab_size else 0
 
     def outputs(self, rows: Sequence[ProbeRow]) -> dict[str, Tensor]:
         """The outputs of `agreement.outputs_of` for the rows, without padding."""
 
-        def padded(parts: list[list[int]]) -> Tensor:
-            return nn.utils.rnn.pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
+        def padded(parts: list[list[int]], value: int = 0) -> Tensor:
+            tensors = [torch.tensor(part) for part in parts]
+            return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
 
         mask_BS = padded([[1] * len(row.ids) for row in rows])
         inputs = {
-            "input_ids": padded([list(row.ids) for row in rows]),
+            "input_ids": padded([list(row.ids) for row in rows], self.padding_id),
             "attention_mask": mask_BS,
             "token_type_ids": padded([row.token_types for row in rows]),
         }

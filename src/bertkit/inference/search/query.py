@@ -20,7 +20,7 @@ from bertkit.inference.search.index import TextIndex
 from bertkit.inference.search.settings import QuerySettings
 from bertkit.inference.search.vectors import nearest, set_probes
 from bertkit.inference.token_embedder import TokenEmbedder
-from bertkit.models.files.model_files import find_model
+from bertkit.models.bge_m3 import find_embedder
 from bertkit.models.sentence import is_token_encoder
 from bertkit.tasks.examples import TextExample
 from bertkit.training.engine import Engine
@@ -81,7 +81,7 @@ def load_reranker(name: str, engine: Engine, *, offline: bool = False) -> Rerank
     Raises:
         DataError: no such model, or another kind.
     """
-    directory = find_model(name, offline=offline)
+    directory = find_embedder(name, offline=offline)
     if is_token_encoder(directory):
         return TokenEmbedder.load(directory, engine, name=name, offline=offline)
     return CrossEncoder(name, engine, offline=offline)

@@ -9,7 +9,7 @@ Shapes: T packed tokens, N heads, H head width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -59,8 +59,17 @@ class RotaryTable:
     `factor` divides all angles."""
 
     def __init__(self, positions_T: Tensor, head_width: int, theta: float, *, factor: float = 1.0) -> None:
-        pair = torch.arange(0, head_width, 2, device=positions_T.device).float()
-        angle_T1H = (positions_T.float()[:, None] * (1 / theta ** (pair / head_width) / factor))[:, None]
+        self._set(positions_T, rotary_frequencies(head_width, theta, device=positions_T.device) / factor)
+
+    @classmethod
+    def of(cls, positions_T: Tensor, frequency_h: Tensor) -> Self:
+        """From the angle per position of each pair of dimensions, (H/2,)."""
+        table = cls.__new__(cls)
+        table._set(positions_T, frequency_h)
+        return table
+
+    def _set(self, positions_T: Tensor, frequency_h: Tensor) -> None:
+        angle_T1H = (positions_T.float()[:, None] * frequency_h)[:, None]
         cosine_T1H = angle_T1H.cos()
         self.cosine_T1H, self.sine_T1H = torch.cat([cosine_T1H, cosine_T1H], dim=-1), angle_T1H.sin()
 
@@ -70,6 +79,12 @@ class RotaryTable:
             return _turned_by_halves(rows_TNH, self.cosine_T1H, self.sine_T1H)
         turned: Tensor = _Turn.apply(rows_TNH, self.cosine_T1H, self.sine_T1H)  # type: ignore[no-untyped-call]  # torch leaves Function.apply untyped
         return turned
+
+
+def rotary_frequencies(head_width: int, theta: float, *, device: torch.device | None = None) -> Tensor:
+    """The angle per position of each pair of dimensions, (H/2,)."""
+    pair = torch.arange(0, head_width, 2, device=device).float()
+    return 1 / theta ** (pair / head_width)
 
 
 def require_even_heads(width: int, heads: int) -> None:

@@ -10,7 +10,8 @@ of a chunk, G global tokens of a sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,8 @@ def sliding_window_attention(
     dropout_rate: float,
     scope: Scope,
     tokens: GlobalTokens | None = None,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """Every token attends to tokens at most `each_side` away and to global ones; returns (T, N, H).
 
@@ -112,18 +115,19 @@ def sliding_window_attention(
         dropout_rate: dropout on the attention probabilities; 0 outside training.
         scope: points `hook_attn_scores` and `hook_pattern`, as in `attend`.
         tokens: global tokens, visible to all.
+        causal: whether tokens attend to none after them; without global tokens.
+        scale: factor of the scores; None: one over the square root of the head width.
     """
     heads = (query_TNH, key_TNH, value_TNH)
-    cached_TNH = through_cache(*heads, sequences, each_side=each_side)
+    cached_TNH = through_cache(*heads, sequences, scale=scale, each_side=each_side)
     if cached_TNH is not None:
         return cached_TNH
     obstacle = _needs_scores(scope, tokens)
-    packed_TNH = attend_packed(*heads, sequences, obstacle=obstacle, each_side=each_side, dropout_rate=dropout_rate)
+    reach: dict[str, Any] = {"each_side": each_side, "causal": causal, "scale": scale, "dropout_rate": dropout_rate}
+    packed_TNH = attend_packed(*heads, sequences, obstacle=obstacle, **reach)
     if packed_TNH is not None:
         return packed_TNH
-    return eager(_attend_near_in_rectangles)(
-        heads, sequences, each_side=each_side, dropout_rate=dropout_rate, scope=scope, tokens=tokens
-    )
+    return eager(_attend_near_in_rectangles)(heads, sequences, scope=scope, tokens=tokens, **reach)
 
 
 @exclude_from_compile
@@ -132,6 +136,8 @@ def _attend_near_in_rectangles(
     sequences: PackedSequences,
     *,
     each_side: int,
+    causal: bool,
+    scale: float | None,
     dropout_rate: float,
     scope: Scope,
     tokens: GlobalTokens | None,
@@ -142,11 +148,16 @@ def _attend_near_in_rectangles(
     marks = [None] * len(sequences.blocks) if tokens is None else tokens.by_block(sequences)
     mixed = []
     for (query, key, value, block), found in zip(in_blocks(*heads, sequences), marks, strict=True):
+        if causal:
+            all_b = torch.ones(block.sequences, dtype=torch.bool, device=query.device)
+            block = replace(block, causal_b=all_b)
         if recorded(scope) or torch.compiler.is_exporting() or block.length <= 2 * each_side:
             mask = _whole_mask(block, found, each_side, query.device)
-            mixed.append(attend_block(query, key, value, mask, block, dropout_rate=dropout_rate, scope=scope))
+            mixed.append(
+                attend_block(query, key, value, mask, block, dropout_rate=dropout_rate, scope=scope, scale=scale)
+            )
         else:
-            mixed.append(_in_chunks(query, key, value, block, found, each_side, dropout_rate))
+            mixed.append(_in_chunks(query, key, value, block, found, each_side, scale, dropout_rate))
     return from_blocks(mixed, sequences)
 
 
@@ -172,6 +183,7 @@ def _in_chunks(
     block: AttentionBlock,
     marks: BlockGlobals | None,
     side: int,
+    scale: float | None,
     rate: float,
 ) -> Tensor:
     """Chunk c of queries attends to the keys of chunks c - 1 to c + 1 and to the global keys, which are appended."""
@@ -192,7 +204,7 @@ def _in_chunks(
     key, value = keys_of_chunks(key_bNSH), keys_of_chunks(value_bNSH)
     mask = _chunk_mask(block, marks, side, query.device)
     whole = AttentionBlock(query.shape[0], side, None)
-    mixed = attend_block(query, key, value, mask, whole, dropout_rate=rate)
+    mixed = attend_block(query, key, value, mask, whole, dropout_rate=rate, scale=scale)
     joined = mixed.view(-1, chunks, heads, side, width).transpose(1, 2).flatten(2, 3)
     return joined[:, :, :length]
 

@@ -400,6 +400,12 @@ def with_layers(config: EncoderConfig, kept: Sequence[int]) -> EncoderConfig:
             f"layers: {list(kept)}; each layer of GPT-BERT reads a weighted sum of all earlier ones, so they cannot"
             " move; keep the first ones (layers: first)"
         )
+    interval = settings.get("expert_layer_interval")
+    if interval and any((number - layer) % interval for number, layer in enumerate(kept)):
+        raise UsageError(
+            f"layers: {list(kept)}; one of {interval} layers has experts, depending on its number, so layers move by"
+            f" multiples of {interval}; keep the first ones (layers: first)"
+        )
     if (settings.get("skips") or settings.get("value_embeddings")) and len(kept) != settings["num_hidden_layers"]:
         raise UsageError(
             f"layers: {list(kept)}; with skips or value_embeddings, the inputs of a layer depend on its number, so none"

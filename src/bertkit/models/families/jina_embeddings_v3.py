@@ -5,8 +5,9 @@ and ungated feed-forward layers.
 
 Hub: `transformers` has this family since version 5 (jina-embeddings-v3-hf). jina-embeddings-v3 itself has the names of
 jinaai/xlm-roberta-flash-implementation, XLM-R's model type, and low-rank updates of every weight for five tasks. These
-are left out: the vectors are those that sentence-transformers computes without a `task`. Multiple choice has no class
-on the Hub.
+are left out here, so that the vectors are those that sentence-transformers computes without a `task`; those of one
+task are merged if the model's name ends with the task's (files/model_files.py). Multiple choice has no class on the
+Hub.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class JinaEmbeddingsV3Config(BertLikeConfig):
         kept = {name: tensor for name, tensor in tensors.items() if _UPDATE not in name}
         if len(kept) < len(tensors):
             log.warning(
-                "the low-rank updates of the model's tasks (retrieval.query, ...) are left out, as in"
-                " sentence-transformers without a task"
+                "the low-rank updates of the model's tasks are left out, as in sentence-transformers without a task;"
+                " to have those of one, give its name after the model's, such as MODEL/text-matching"
             )
         return renamed(kept, _OLDER_NAMES, ".mixer.Wqkv.", [f".self_attn.{part}_proj." for part in "qkv"])
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.rotary import RotaryTable, require_even_heads, rope_theta_in, rope_to_hub
 from bertkit.models.encoder import EncoderConfig, Initializer, TransformerConfig
+from bertkit.models.families.layer_types import LayerType, every_so_many, require_type_of_each, unread_without
 from bertkit.models.families.rotary_encoder import LocalRotaryAttention, RotaryEncoder
 from bertkit.models.heads import Classifier, HeadPlan, TransformedVocabularyHead
 from bertkit.models.layers import ACTIVATIONS, Activation, PreNormLayer, StackedGatedFeedForward
@@ -34,7 +35,6 @@ from bertkit.models.weights import Names, TensorLayout, attention_names, stacked
 from bertkit.settings import UnreadKey
 from bertkit.text.tokenizer import Tokenizer
 
-LayerType = Literal["full_attention", "sliding_attention"]
 _LAYER = "layers.{n}."
 _SMALLER = ("attention.output.weight", "feed_forward.outer.weight", "dense.weight")
 
@@ -103,31 +103,21 @@ class ModernBertConfig(TransformerConfig):
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
         require_even_heads(self.hidden_size, self.num_attention_heads)
-        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers is {self.num_hidden_layers}"
-            )
+        require_type_of_each(self.layer_types, self.num_hidden_layers)
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
         if self.initializer == "normal":
             yield UnreadKey("initializer_cutoff_factor", "model.initializer is normal, which is not cut off")
         if self.layer_types is not None:
             yield UnreadKey("global_attn_every_n_layers", "model.layer_types names the kind of each layer")
-        if "sliding_attention" not in self.kinds:
-            yield UnreadKey("local_attention", "no layer is local")
-            yield UnreadKey("local_rope_theta", "no layer is local")
-        if "full_attention" not in self.kinds:
-            yield UnreadKey("global_rope_theta", "no layer is global")
+        yield from unread_without(self.kinds, window="local_attention")
 
     @property
     def kinds(self) -> tuple[LayerType, ...]:
         """The attention type of each layer."""
         if self.layer_types is not None:
             return self.layer_types
-        every = self.global_attn_every_n_layers
-        return tuple(
-            "sliding_attention" if number % every else "full_attention" for number in range(self.num_hidden_layers)
-        )
+        return every_so_many(self.num_hidden_layers, self.global_attn_every_n_layers, first=0)
 
     @property
     def theta(self) -> dict[LayerType, float]:

@@ -4,9 +4,9 @@ Nussbaum et al. 2024, Nomic Embed, arXiv:2402.01613, section 3.1; details as in 
 src/contrastors/models/encoder and layers.
 
 Hub: `transformers` has this family since version 5. Files published before have the names and keys of contrastors, and
-their masked-LM head has no biases except its norm's; both forms are read, the newer one is written. Mixtures of experts
-are refused. Of the heads, the Hub's classes are for masked LM, sequence and token classification; the others follow
-BERT's.
+their masked-LM head has no biases except its norm's; both forms are read, the newer one is written. Sibling
+nomic_bert_moe.py has mixtures of experts. Of the heads, the Hub's classes are for masked LM, sequence and token
+classification; the others follow BERT's.
 
 Shapes: T packed tokens, D width, H head width, V vocabulary.
 """

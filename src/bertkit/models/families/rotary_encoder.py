@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bertkit.data.batch import PackedBatch, PackedSequences
 from bertkit.models.attention.rotary import RotaryTable
-from bertkit.models.attention.self_attention import SelfAttention
+from bertkit.models.attention.self_attention import SelfAttention, causal
 from bertkit.models.attention.windows import keys_in_window, sliding_window_attention
 from bertkit.models.encoder import TransformerConfig
 from bertkit.models.operators.matmul import Linear
@@ -45,7 +45,8 @@ class RotaryAttention(SelfAttention):
         self.queries_per_key = heads // (key_value_heads or heads)
         if self.queries_per_key > 1:
             self.pruning_obstacle = "several of them share keys and values"
-            self.key, self.value = (Linear(width, width // self.queries_per_key, bias=bias) for _ in range(2))
+            shared = self.query.out_features // self.queries_per_key
+            self.key, self.value = (Linear(width, shared, bias=bias) for _ in range(2))
 
     def forward(  # type: ignore[override]  # it also reads the angles
         self,
@@ -77,11 +78,24 @@ class LocalRotaryAttention(RotaryAttention):
 
     Args:
         each_side: how far a token sees in both directions; None: attention to all tokens.
+        causal: whether a token sees none after it.
+        scale: factor of the scores; None: one over the square root of the head width.
     """
 
-    def __init__(self, width: int, heads: int, *, each_side: int | None, **settings: Any) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        each_side: int | None,
+        causal: bool = False,
+        scale: float | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(width, heads, **settings)
         self.each_side = each_side
+        self.causal = causal
+        self.scale = scale
 
     def keys_per_query(self, length: float) -> float:
         return length if self.each_side is None else keys_in_window(length, self.each_side)
@@ -90,10 +104,18 @@ class LocalRotaryAttention(RotaryAttention):
         self, query_TNH: Tensor, key_TNH: Tensor, value_TNH: Tensor, sequences: PackedSequences, scope: Scope
     ) -> Tensor:
         if self.each_side is None:
-            return super().mix(query_TNH, key_TNH, value_TNH, sequences, scope)
-        rate = self.dropout_rate if self.training else 0.0
+            visible = causal if self.causal else None
+            return self.mixing(sequences, scope, visible=visible, scale=self.scale)(query_TNH, key_TNH, value_TNH)
         return sliding_window_attention(
-            query_TNH, key_TNH, value_TNH, sequences, each_side=self.each_side, dropout_rate=rate, scope=scope
+            query_TNH,
+            key_TNH,
+            value_TNH,
+            sequences,
+            each_side=self.each_side,
+            causal=self.causal,
+            scale=self.scale,
+            dropout_rate=self.dropout_rate if self.training else 0.0,
+            scope=scope,
         )
 
 
@@ -132,7 +154,8 @@ class RmsNormRotaryEncoder(RotaryEncoder):
         self, config: TransformerConfig, vocab_size: int, layers: Iterable[nn.Module], *, norm_eps: float
     ) -> None:
         super().__init__(config, width=config.hidden_size, vocab_size=vocab_size)
-        self.head_width = config.hidden_size // config.num_attention_heads
+        own_width: int | None = getattr(config, "head_dim", None)
+        self.head_width = own_width or config.hidden_size // config.num_attention_heads
         self.word = WordEmbedding(vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(layers)
         self.norm = nn.RMSNorm(config.hidden_size, eps=norm_eps)

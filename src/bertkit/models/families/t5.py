@@ -1,9 +1,9 @@
 """T5: an encoder-decoder with distance biases on its attention scores and norms before the sub-layers.
 
 Raffel et al. 2020, arXiv:1910.10683, section 2.1; details as in the released mesh-tensorflow. It loads and saves
-`T5Model` and `T5ForConditionalGeneration`. Compared with sibling transformer.py, there are no position embeddings and
-no biases in linear maps; norms only divide by the root mean square (Zhang and Sennrich 2019, arXiv:1910.07467); scores
-are not scaled; and the width of a head is a separate setting.
+`T5Model` and `T5ForConditionalGeneration`. Sibling t5_encoder.py has its encoder alone. Compared with transformer.py,
+there are no position embeddings and no biases in linear maps; norms only divide by the root mean square (Zhang and
+Sennrich 2019, arXiv:1910.07467); scores are not scaled; and the width of a head is a separate setting.
 
 T5 1.1 (google-research/text-to-text-transfer-transformer, released_checkpoints.md) is `feed_forward_proj: gated-gelu`
 with `tie_word_embeddings: false`. Quirk kept: with tied embeddings, states are divided by the square root of the width
@@ -26,6 +26,7 @@ from bertkit.data.batch import PackedSequences
 from bertkit.models.attention.cross_attention import CrossAttention
 from bertkit.models.attention.distance_bias import BucketBias
 from bertkit.models.attention.self_attention import Bias, BiasedAttention, Mix, causal
+from bertkit.models.encoder import EncoderConfig
 from bertkit.models.encoder_decoder import (
     SEQ2SEQ,
     EncoderDecoderConfig,
@@ -44,7 +45,7 @@ _GATED = "gated-gelu"
 _SCALED = "scale_decoder_outputs"
 
 
-def _side_names(layers: str, side: str, last: int) -> Names:
+def side_names(layers: str, side: str, last: int) -> Names:
     """The Hub's names of one stack; `last` is the number of the feed-forward layer in its blocks."""
     block = f"{side}.block.{{n}}.layer"
     here = f"{layers}.{{n}}."
@@ -60,10 +61,13 @@ def _side_names(layers: str, side: str, last: int) -> Names:
     }
 
 
-class T5Config(EncoderDecoderConfig):
-    """T5; defaults are those of the small model."""
+class T5LikeConfig(EncoderConfig):
+    """Settings of stacks of T5's layers; defaults are those of the small model."""
 
-    family: Literal["t5"] = "t5"
+    hidden_size: int = Field(512, ge=2, description="Width D of the hidden states.")
+    num_hidden_layers: int = Field(6, ge=1, description="Number of encoder layers.")
+    num_attention_heads: int = Field(8, ge=1, description="Heads per attention layer.")
+    intermediate_size: int = Field(2048, ge=1, description="Width of the feed-forward layers.")
     head_width: int = Field(64, ge=1, description="Width H of each head; heads times H need not equal hidden_size.")
     hidden_dropout_prob: float = Field(
         0.1,
@@ -83,16 +87,9 @@ class T5Config(EncoderDecoderConfig):
     feed_forward_proj: Literal["relu", "gated-gelu"] = Field(
         "relu", description="Feed-forward layer: with ReLU (T5 1.0), or gated with GELU (T5 1.1)."
     )
-    tie_word_embeddings: bool = Field(
-        True,
-        description="Whether the output projection shares the input embeddings (T5 1.0) or has its own weights (T5"
-        " 1.1).",
-    )
     layer_norm_eps: float = Field(1e-6, gt=0, description="Epsilon added to the mean square in normalisation.")
     initializer_factor: float = Field(1.0, gt=0, description="Factor applied to all initial standard deviations.")
 
-    hub_prefix: ClassVar[str] = ""
-    classes: ClassVar[str] = "T5"
     hub_keys: ClassVar[Mapping[str, str]] = {
         "hidden_size": "d_model",
         "num_hidden_layers": "num_layers",
@@ -102,11 +99,6 @@ class T5Config(EncoderDecoderConfig):
         "hidden_dropout_prob": "dropout_rate",
         "layer_norm_eps": "layer_norm_epsilon",
     }
-    hub_ignored: ClassVar[tuple[str, ...]] = (
-        *EncoderDecoderConfig.hub_ignored,
-        # In old files; attention to the source has no biases.
-        ".EncDecAttention.relative_attention_bias.weight",
-    )
 
     def model_post_init(self, _context: Any) -> None:
         exact = self.relative_attention_num_buckets // 2
@@ -115,6 +107,38 @@ class T5Config(EncoderDecoderConfig):
                 f"relative_attention_max_distance ({self.relative_attention_max_distance}) must be above half of"
                 f" relative_attention_num_buckets ({exact}), which contain one distance each"
             )
+
+    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Normal with standard deviation 1 / sqrt(inputs), as in mesh-tensorflow. For queries it is also divided by the
+        square root of the head width, in place of scaled scores; for words, which are read one at a time, it is 1. For
+        distance biases it is 1 / sqrt(width), as in `transformers`."""
+        inputs = parameter.shape[-1]
+        if name.endswith("distance.weight"):
+            inputs = self.hidden_size
+        elif name.endswith("embeddings.word.weight"):
+            inputs = 1
+        elif name.endswith("attention.query.weight"):
+            inputs *= self.head_width
+        nn.init.normal_(parameter, std=self.initializer_factor * inputs**-0.5, generator=generator)
+
+
+class T5Config(T5LikeConfig, EncoderDecoderConfig):
+    """T5; defaults are those of the small model."""
+
+    family: Literal["t5"] = "t5"
+    tie_word_embeddings: bool = Field(
+        True,
+        description="Whether the output projection shares the input embeddings (T5 1.0) or has its own weights (T5"
+        " 1.1).",
+    )
+
+    hub_prefix: ClassVar[str] = ""
+    classes: ClassVar[str] = "T5"
+    hub_ignored: ClassVar[tuple[str, ...]] = (
+        *EncoderDecoderConfig.hub_ignored,
+        # In old files; attention to the source has no biases.
+        ".EncDecAttention.relative_attention_bias.weight",
+    )
 
     def heads(self) -> dict[str, HeadPlan]:
         if self.tie_word_embeddings:
@@ -139,19 +163,6 @@ class T5Config(EncoderDecoderConfig):
     def build(self, vocab_size: int, *, pad_id: int = 0) -> T5:
         return T5(self, vocab_size)
 
-    def draw(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Normal with standard deviation 1 / sqrt(inputs), as in mesh-tensorflow. For queries it is also divided by the
-        square root of the head width, in place of scaled scores; for words, which are read one at a time, it is 1. For
-        distance biases it is 1 / sqrt(width), as in `transformers`."""
-        inputs = parameter.shape[-1]
-        if name.endswith(("source_distance.weight", "target_distance.weight")):
-            inputs = self.hidden_size
-        elif name.endswith("embeddings.word.weight"):
-            inputs = 1
-        elif name.endswith("attention.query.weight"):
-            inputs *= self.head_width
-        nn.init.normal_(parameter, std=self.initializer_factor * inputs**-0.5, generator=generator)
-
 
 class ScaledDecoder(VocabularyHead):
     """The transposed word embedding, applied to states divided by the square root of the width."""
@@ -163,7 +174,7 @@ class ScaledDecoder(VocabularyHead):
 class T5Attention(BiasedAttention):
     """Self-attention with unscaled scores and a bias on them; causal in the decoder."""
 
-    def __init__(self, config: T5Config, *, is_causal: bool) -> None:
+    def __init__(self, config: T5LikeConfig, *, is_causal: bool) -> None:
         super().__init__(
             config.hidden_size,
             config.num_attention_heads,
@@ -185,8 +196,8 @@ class T5(StackedEncoderDecoder):
     recomputes_layers: ClassVar[bool] = False  # the distance bias is computed within the first layer, for all
     hub_names: ClassVar[Names] = {
         "embeddings.word": "shared",
-        **_side_names("layers", "encoder", 1),
-        **_side_names("decoder_layers", "decoder", 2),
+        **side_names("layers", "encoder", 1),
+        **side_names("decoder_layers", "decoder", 2),
         **attention_names(
             "decoder.block.{n}.layer.1.EncDecAttention.", *"qkvo", here="decoder_layers.{n}.cross_attention."
         ),
@@ -204,7 +215,7 @@ class T5(StackedEncoderDecoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.source_distance = nn.Embedding(buckets, heads)
         self.target_distance = nn.Embedding(buckets, heads)
-        self.layers = nn.ModuleList(_encoder_layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(encoder_layer(config) for _ in range(config.num_hidden_layers))
         self.decoder_layers = nn.ModuleList(_decoder_layer(config) for _ in range(config.decoder_layer_count))
         self.source_norm = _norm(config)
         self.target_norm = _norm(config)
@@ -216,18 +227,10 @@ class T5(StackedEncoderDecoder):
     embed_target = embed_source
 
     def source_biases(self) -> Mapping[str, Bias]:
-        return {"bias": self._bias(self.source_distance, both_sides=True)}
+        return {"bias": distance_bias(self.config, self.source_distance, both_sides=True)}
 
     def target_biases(self) -> Mapping[str, Bias]:
-        return {"bias": self._bias(self.target_distance, both_sides=False)}
-
-    def _bias(self, table: nn.Embedding, *, both_sides: bool) -> BucketBias:
-        return BucketBias(
-            table,
-            buckets=self.config.relative_attention_num_buckets,
-            furthest=self.config.relative_attention_max_distance,
-            both_sides=both_sides,
-        )
+        return {"bias": distance_bias(self.config, self.target_distance, both_sides=False)}
 
     def finish_source(self, hidden_SD: Tensor, scope: Scope) -> Tensor:
         return self.dropout(scope.tap("ln_final.hook_normalized", self.source_norm(hidden_SD)))
@@ -240,11 +243,21 @@ class T5(StackedEncoderDecoder):
         return {**super().to_hub(), "tie_word_embeddings": tied, _SCALED: tied}
 
 
-def _norm(config: T5Config) -> nn.Module:
+def distance_bias(config: T5LikeConfig, table: nn.Embedding, *, both_sides: bool) -> BucketBias:
+    """The bias that all layers of a stack read."""
+    return BucketBias(
+        table,
+        buckets=config.relative_attention_num_buckets,
+        furthest=config.relative_attention_max_distance,
+        both_sides=both_sides,
+    )
+
+
+def _norm(config: T5LikeConfig) -> nn.Module:
     return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
-def _feed_forward(config: T5Config) -> nn.Module:
+def _feed_forward(config: T5LikeConfig) -> nn.Module:
     width, inner_width, rate = config.hidden_size, config.intermediate_size, config.hidden_dropout_prob
     if config.feed_forward_proj != _GATED:
         return DroppedFeedForward(width, inner_width, "relu", dropout_rate=rate, bias=False)
@@ -252,7 +265,8 @@ def _feed_forward(config: T5Config) -> nn.Module:
     return GatedFeedForward(width, inner_width, "gelu_new", dropout_rate=rate)
 
 
-def _encoder_layer(config: T5Config) -> PreNormLayer:
+def encoder_layer(config: T5LikeConfig) -> PreNormLayer:
+    """A layer of the encoder."""
     return rms_norm_layer(
         T5Attention(config, is_causal=False),
         _feed_forward(config),

@@ -25,7 +25,7 @@ from bertkit.data.batch import PackedBatch
 from bertkit.models.attention.rotary import RotaryTable, rope_theta_in, rope_to_hub
 from bertkit.models.families.bert import bert_layer
 from bertkit.models.families.eurobert import EuroBert, EuroBertLikeConfig
-from bertkit.models.families.modernbert import LayerType
+from bertkit.models.families.layer_types import LayerType, every_so_many, require_type_of_each, unread_without
 from bertkit.models.families.rotary_encoder import LocalRotaryAttention
 from bertkit.models.heads import HeadPlan, HeadShape, Summary, classifier_plan
 from bertkit.models.layers import GatedFeedForward, rms_norm_layer
@@ -70,25 +70,17 @@ class UltraBertConfig(EuroBertLikeConfig):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types names {len(self.layer_types)} layers, but num_hidden_layers is {self.num_hidden_layers}"
-            )
+        require_type_of_each(self.layer_types, self.num_hidden_layers)
 
     def unread_keys(self, recipe: Any) -> Iterator[UnreadKey]:
-        if "sliding_attention" not in self.kinds:
-            yield UnreadKey("sliding_window", "no layer is local")
-            yield UnreadKey("local_rope_theta", "no layer is local")
-        if "full_attention" not in self.kinds:
-            yield UnreadKey("global_rope_theta", "no layer is global")
+        yield from unread_without(self.kinds, window="sliding_window")
 
     @property
     def kinds(self) -> tuple[LayerType, ...]:
         """The attention type of each layer."""
         if self.layer_types is not None:
             return self.layer_types
-        numbers = range(1, self.num_hidden_layers + 1)
-        return tuple("sliding_attention" if number % _GLOBAL_EVERY else "full_attention" for number in numbers)
+        return every_so_many(self.num_hidden_layers, _GLOBAL_EVERY, first=1)
 
     def build(self, vocab_size: int, *, pad_id: int = 0) -> UltraBert:
         return UltraBert(self, vocab_size)

@@ -39,7 +39,43 @@ _UNSUPPORTED = (
 )
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 """Initial values of `init_lora_weights` for which the model's own weights are those that it was published with."""
+TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+"""The tasks of jina-embeddings-v3 (Sturua et al. 2024, arXiv:2409.10173, section 4), whose files have updates for each
+of them beside the weights; families/jina_embeddings_v3.py."""
+_PARAMETRISED = ".parametrizations.weight."
 _MERGE = "merge it into its model with PEFT (merge_and_unload), and save that"
+
+
+def with_task(tensors: Mapping[str, Tensor], contents: Mapping[str, Any], task: str, source: str) -> dict[str, Tensor]:
+    """The tensors of jina-embeddings-v3 with the updates of one of its tasks, and without the others.
+
+    Args:
+        tensors: its matrices in the form of torch's parametrisations, each with the updates of all tasks.
+        contents: its config.json.
+        task: one of `TASKS`.
+        source: the model's name, for messages.
+
+    Raises:
+        DataError: the model has no updates for the task, or lacks some of them.
+    """
+    tasks = contents.get("lora_adaptations") or ()
+    if task not in tasks:
+        raise DataError(f"{source}: has no updates for the task {task}; it has {', '.join(tasks) or 'none'}")
+    number, scale = tasks.index(task), contents.get("lora_alpha", 1) / contents.get("lora_rank", 4)
+    found = {}
+    for name, tensor in tensors.items():
+        stem, inner, leaf = name.partition(_PARAMETRISED)
+        if not inner:
+            found[name] = tensor
+        elif leaf == "original":
+            try:
+                first, second = (tensors[f"{stem}{inner}0.lora_{part}"][number].float() for part in "AB")
+            except (KeyError, IndexError) as error:
+                raise DataError(f"{source}: {stem} has no update for the task {task}") from error
+            # The first factor of a table has its rows, that of a linear map its columns.
+            update = first @ second if stem.endswith("embeddings") else second @ first
+            found[f"{stem}.weight"] = tensor.float() + scale * update
+    return found
 
 
 def adapter_settings(directory: Path) -> dict[str, Any]:

@@ -31,8 +31,14 @@ from bertkit.models.families.jina_bert import published_family as published_jina
 from bertkit.models.families.jina_embeddings_v3 import JinaEmbeddingsV3Config
 from bertkit.models.families.mosaicbert import HUB_MARK as MOSAICBERT_MARK
 from bertkit.models.families.mosaicbert import MosaicBertConfig
+from bertkit.models.families.nomic_bert_moe import HUB_MARK as NOMIC_MOE_MARK
+from bertkit.models.families.nomic_bert_moe import PUBLISHED as PUBLISHED_NOMIC_MOE
+from bertkit.models.families.nomic_bert_moe import NomicBertMoeConfig
 from bertkit.models.families.roberta import XLMRobertaConfig
 from bertkit.models.families.static import StaticConfig
+from bertkit.models.families.t5_encoder import PUBLISHED as PUBLISHED_T5
+from bertkit.models.families.t5_encoder import T5EncoderConfig
+from bertkit.models.families.t5_encoder import is_encoder as is_t5_encoder
 from bertkit.models.feature_lstm import FeatureLstmConfig
 from bertkit.models.files.model_files import (
     CONFIG_FILE,
@@ -141,7 +147,8 @@ def write_tokenizer(
 
 def family_in(contents: Mapping[str, Any]) -> str | None:
     """The family of a config.json, None if it names none. One without a model_type, such as a published GPT-BERT's, is
-    recognised by its class; published MosaicBERTs and JinaBERTs have BERT's model_type, jina-embeddings-v3 XLM-R's."""
+    recognised by its class; published MosaicBERTs and JinaBERTs have BERT's model_type, jina-embeddings-v3 XLM-R's,
+    a Nomic BERT with experts that of one without, T5's encoder that of T5."""
     given = contents.get("model_type")
     names = contents.get("architectures")
     if not given and isinstance(names, list):
@@ -149,6 +156,10 @@ def family_in(contents: Mapping[str, Any]) -> str | None:
         given = max(kinds, key=lambda kind: len(kind.classes)).model_type if kinds else None
     if given == XLMRobertaConfig.model_type and contents.get("position_embedding_type") == "rotary":
         return JinaEmbeddingsV3Config.model_type
+    if given == PUBLISHED_NOMIC_MOE and contents.get(NOMIC_MOE_MARK):
+        return NomicBertMoeConfig.model_type
+    if given == PUBLISHED_T5 and is_t5_encoder(contents):
+        return T5EncoderConfig.model_type
     if given == BertConfig.model_type:
         return MosaicBertConfig.model_type if MOSAICBERT_MARK in contents else published_jina_bert(contents) or given
     return given if isinstance(given, str) else None
@@ -446,7 +457,7 @@ def _with_prefix(tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str,
     with torch.device("meta"):
         encoder = config.build(1)
         form = HeadedModel(encoder).hub_form()
-    known = set(form.hub_names(f"encoder.{name}" for name, _ in encoder.named_parameters()).values())
+    known = set(form.hub_names(f"encoder.{name}" for name in encoder.state_dict()).values())
     if known & set(tensors):
         return tensors
     if config.pooler_hub_name is not None:

@@ -13,7 +13,7 @@ import pickle
 import re
 import shutil
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +41,13 @@ from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refu
 from bertkit.models.files.adapters import (
     ADAPTER_FILE,
     ADAPTER_WEIGHTS,
+    TASKS,
     adapter_settings,
     changed_config,
     merge,
+    with_task,
 )
+from bertkit.models.text_reading import VERSION_FILE
 from bertkit.run.similar_models import close_names, is_local_name, similar_models, unfinished_run
 from bertkit.stores.fetch import check_online, fetched_directory
 from bertkit.stores.store import Store
@@ -208,7 +211,7 @@ def _remedy(path: Path) -> str:
 CONFIG_FILE = "config.json"
 MODULES_FILE = "modules.json"
 """File of a sentence-transformers directory, whose encoder may be in a subdirectory."""
-_SMALL_FILES = ["*.json", "*.txt", "*.model", "artifact.metadata"]
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "artifact.metadata", "sparse_linear.pt", "colbert_linear.pt"]
 _SAFE_WEIGHTS = ["*.safetensors"]
 _PICKLED_WEIGHTS = (PICKLE, "pytorch_model-*.bin")
 # Other frameworks' copies of the same weights.
@@ -220,7 +223,7 @@ def find_model(model: str, *, offline: bool = False) -> Path:
 
     Args:
         model: a model directory, a run directory, either of them on a store (`s3://BUCKET/KEY`), or a Hub id, which may
-            include a revision: `ORG/NAME@main`.
+            include a revision: `ORG/NAME@main`; of jina-embeddings-v3 also followed by a task, see `_with_task`.
         offline: use only the local cache.
 
     Raises:
@@ -236,12 +239,15 @@ def find_model(model: str, *, offline: bool = False) -> Path:
         if is_model(directory):
             return directory
     if path.exists():
-        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){what_is_there(path)}")
+        hint = f"; it is a file: give its directory, {path.parent}" if path.is_file() else what_is_there(path)
+        raise DataError(f"{model}: no model here (neither {CONFIG_FILE} nor model/{CONFIG_FILE}){hint}")
     if (earlier := earlier_version(path)) is not None:
         raise DataError(
             f"{model}: does not exist: a process was killed while it replaced this directory; its earlier version is"
             f" {earlier}: rename that, or give the command that wrote it again"
         )
+    if (adapted := _with_task(model, offline=offline)) is not None:
+        return adapted
     if is_local_name(model):
         raise DataError(f"{model}: does not exist; {similar_models(path)}")
     name, revision = model_revision(model)
@@ -299,16 +305,64 @@ def _merged_adapter(directory: Path, *, offline: bool) -> Path:
     files = _small_files(encoder) | _small_files(base) | _small_files(directory)
     hashes = {place: sha256_of(file) for place, file in files.items()}
     identity = [settings, sha256_of(directory / ADAPTER_WEIGHTS), weights_hash(encoder), hashes]
-    merged = cache_directory() / ADAPTERS / f"{directory.resolve().name}-{identity_hash(identity)[:16]}"
-    if not merged.is_dir():
+
+    def made() -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors, adapter = read_weights(find_weights(encoder)), read_weights(directory / ADAPTER_WEIGHTS)
         contents = read_json(files[CONFIG_FILE])
         contents |= changed_config(contents, adapter, settings)
         merge(tensors, adapter, settings, source=directory)
+        return contents, tensors
+
+    return _merged(directory.resolve().name, identity, files, made)
+
+
+def _with_task(model: str, *, offline: bool) -> Path | None:
+    """jina-embeddings-v3 with the updates of a task merged into it and the task's prompt as the default, if this is
+    such a model's name, followed by that of a task: `jinaai/jina-embeddings-v3/text-matching`."""
+    name, _, task = model.rpartition("/")
+    on_hub = name.count("/") == 1 and not is_local_name(name)
+    if task not in TASKS or not (on_hub or is_model(Path(name).expanduser())):
+        return None
+    base = find_model(name, offline=offline)
+    encoder = encoder_directory(base)
+    files = _small_files(encoder) | _small_files(base)
+    identity = [task, weights_hash(encoder), {place: sha256_of(file) for place, file in files.items()}]
+
+    def made() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        contents = read_json(files[CONFIG_FILE])
+        tensors = with_task(read_weights(find_weights(encoder)), contents, task, model)
+        return {key: value for key, value in contents.items() if not key.startswith("lora_")}, tensors
+
+    return _merged(f"{Path(name).name}-{task}", identity, files, made, prompt=task)
+
+
+def _merged(
+    name: str,
+    identity: list[Any],
+    files: Mapping[str, Path],
+    made: Callable[[], tuple[dict[str, Any], dict[str, Tensor]]],
+    *,
+    prompt: str | None = None,
+) -> Path:
+    """A model in the cache, written if it is not there.
+
+    Args:
+        name: beginning of the directory's name.
+        identity: what determines the model.
+        files: copied, by their place in the directory.
+        made: computes config.json and the weights.
+        prompt: name of the default prompt, if the model has it; None: as in the files.
+    """
+    merged = cache_directory() / ADAPTERS / f"{name}-{identity_hash(identity)[:16]}"
+    if not merged.is_dir():
+        contents, tensors = made()
         with atomic_directory(merged) as making:
             for place, file in files.items():
                 (making / place).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, making / place)
+            version = making / VERSION_FILE
+            if version.is_file() and prompt in ((found := read_json(version)).get("prompts") or {}):
+                write_json(version, {**found, "default_prompt_name": prompt})
             write_json(making / CONFIG_FILE, contents)
             write_safetensors(making / SAFETENSORS, tensors)
     return merged
@@ -325,11 +379,14 @@ def _small_files(directory: Path) -> dict[str, Path]:
 
 def encoder_directory(directory: Path) -> Path:
     """The directory of config.json, weights and tokenizer; older sentence encoders have them in that of their first
-    module, usually 0_Transformer. A table of vectors (StaticEmbedding) may have no config.json.
+    module, usually 0_Transformer. A table of vectors (StaticEmbedding) may have no config.json. A file in the
+    directory may be given in its place (models/bge_m3.py).
 
     Raises:
         DataError: modules.json is damaged, or names a directory outside the model's.
     """
+    if directory.is_file():
+        return encoder_directory(directory.parent)
     if (directory / CONFIG_FILE).is_file() or not (directory / MODULES_FILE).is_file():
         return directory
     (kind, inner), *_ = module_directories(directory) or [("", directory)]

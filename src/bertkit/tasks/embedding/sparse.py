@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from bertkit.errors import UsageError
 from bertkit.models.encoder import Encoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.splade import WORDS_HEAD, MostWords
+from bertkit.models.splade import WORDS_HEAD
 from bertkit.tasks.base import Features, Prediction, TaskBatch
 from bertkit.tasks.embedding.losses.flops import Sparsity
 from bertkit.tasks.embedding.losses.simcse import SimcseLoss
@@ -83,11 +82,7 @@ class SparseEmbedding(Embedding):
 
     def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[Any]:
         """The vectors of each example's texts, a sparse matrix (A, V)."""
-        found = super().decode(model, hidden_TD, batch)
-        if self.form.most_words is not None:
-            cut = MostWords(self.form.most_words)
-            found = [cut.forward(torch.from_numpy(each)).numpy() for each in found]
-        return [csr_matrix(each) for each in found]
+        return [csr_matrix(each) for each in super().decode(model, hidden_TD, batch)]
 
     def predictions(
         self, examples: Sequence[SentenceExample], features: Features, outputs: Sequence[Any]

@@ -13,6 +13,7 @@ classes.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +33,10 @@ from bertkit.models.encoder import Encoder
 from bertkit.models.headed import HeadedModel
 from bertkit.models.labels import Labels
 from bertkit.models.loss_sum import LossSum
-from bertkit.models.sentence import AnyPooling, pooled
+from bertkit.models.sentence import AnyPooling, Dense, pooled, shortening
 from bertkit.models.sentence_files import write_sentence_files
 from bertkit.models.similarity import Similarity
+from bertkit.models.splade import is_sparse
 from bertkit.models.text_reading import TextReading
 from bertkit.tasks.base import EncodedTokenCounts, Features, FeatureWriter, Prediction, Task, TaskBatch
 from bertkit.tasks.classification import LABEL
@@ -53,6 +55,8 @@ TEXT_NUMBER = "text"
 """Numbers of the example's texts; equal for equal texts."""
 MODULE = "loss"
 """The name of the companion that the loss trains with the model and that is dropped after training."""
+MAPS = "maps"
+"""The name of the companion with the modules between pooling and scaling, which are written with the model."""
 
 
 METRICS_OF: Mapping[PairEvaluation | None, tuple[str, ...]] = {
@@ -72,14 +76,17 @@ class VectorForm:
         normalise: whether dense vectors have length one.
         reading: what is done with a text before it is tokenised.
         similarity: how dense vectors are compared if the loss does not determine it.
-        most_words: the greatest number of weights of a sparse vector; the loss reads all of them. None: no limit.
+        kept: the first numbers of a dense vector, or the greatest weights of a sparse one, that evaluation and the
+            finished model keep; the loss reads all. None: all.
+        maps: modules between pooling and scaling, from which their training starts.
     """
 
     pooling: tuple[AnyPooling, ...] = ("mean",)
     normalise: bool = False
     reading: TextReading = field(default_factory=TextReading)
     similarity: Similarity = "cosine"
-    most_words: int | None = None
+    kept: int | None = None
+    maps: tuple[Dense, ...] = ()
 
 
 _PLAIN = VectorForm()
@@ -127,7 +134,8 @@ class Embedding(Task):
 
     def vector_width(self, encoder: Encoder) -> int:
         """E for this encoder."""
-        return encoder.width * len(self.pooling)
+        maps = self.form.maps
+        return maps[-1].linear.out_features if maps else encoder.width * len(self.pooling)
 
     @property
     def reads_whole_batch(self) -> bool:
@@ -252,7 +260,7 @@ class Embedding(Task):
 
     def modules(self, model: HeadedModel, seed: int, directory: Path | None = None) -> dict[str, nn.Module]:
         """The module that the loss trains along with the encoder, initialised from the seed like torch's layers, apart
-        from what the initial model's directory has for it.
+        from what the initial model's directory has for it, and copies of the form's maps.
 
         Raises:
             UsageError: Matryoshka's widths do not fit.
@@ -263,11 +271,16 @@ class Embedding(Task):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.objective.module(width, len(self.classes_of_loss), model)
+        own = self.copied_maps()
         if module is None:
-            return {}
+            return own
         if directory is not None:
             self.objective.take_weights_of(directory, module)
-        return {MODULE: module}
+        return {**own, MODULE: module}
+
+    def copied_maps(self) -> dict[str, nn.Module]:
+        """The form's maps as a module to train; none if it has none."""
+        return {MAPS: nn.Sequential(*copy.deepcopy(self.form.maps))} if self.form.maps else {}
 
     def corrupted(self, batch: TaskBatch, items: Int64Array, *, seed: int, epoch: int) -> TaskBatch:
         return without_words(batch, items, self.objective, Draw(seed, "tsdae"), epoch)
@@ -280,6 +293,8 @@ class Embedding(Task):
     def logits(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> Tensor:
         """The vectors of each example's texts, (I, A, E), in float32."""
         pooled_BE = pooled(model, self.pooling, hidden_TD.float(), batch.packed)
+        if MAPS in model.companions:
+            pooled_BE = model.companions[MAPS](pooled_BE).float()
         if self.normalise:
             pooled_BE = functional.normalize(pooled_BE, dim=-1)
         return pooled_BE.view(batch.num_examples, -1, pooled_BE.shape[-1])
@@ -295,6 +310,14 @@ class Embedding(Task):
     def loss_of(self, logits: Tensor, batch: TaskBatch) -> LossSum:
         labels = batch.example_labels
         return self.objective.loss(TextVectors(logits, labels.get(LABEL), labels.get(TEXT_NUMBER)))
+
+    def decode(self, model: HeadedModel, hidden_TD: Tensor, batch: TaskBatch) -> list[Any]:
+        """The vectors of each example's texts, (A, E)."""
+        found = super().decode(model, hidden_TD, batch)
+        if self.form.kept is None:
+            return found
+        cut = shortening(self.form.kept, sparse=is_sparse(self.pooling))
+        return [cut(torch.from_numpy(each)).numpy() for each in found]
 
     def predictions(
         self, examples: Sequence[SentenceExample], features: Features, outputs: Sequence[NDArray[Any]]
@@ -313,13 +336,14 @@ class Embedding(Task):
         """Add the files of a sentence embedder to the directory of the model's encoder."""
         write_sentence_files(
             directory,
-            width=self.vector_width(model.encoder) // len(self.pooling),
+            width=model.encoder.vocab_size if is_sparse(self.pooling) else model.encoder.width,
             pooling=self.pooling,
             normalise=self.normalise,
             max_tokens=max_tokens,
             reading=self.reading,
             similarity=self.similarity,
-            most_words=self.form.most_words,
+            kept=self.form.kept,
+            maps=list(model.companions[MAPS]) if MAPS in model.companions else (),  # type: ignore[call-overload]  # a Sequential of `Dense`
         )
 
     def fitting_metrics(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:

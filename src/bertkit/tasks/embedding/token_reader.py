@@ -93,7 +93,8 @@ class TokenReader:
             missing = 0 if self._interaction.expansion is None else self._queries.max_tokens - len(own)
             keys = len(own) + (missing if self._interaction.expansion == "attended" else 0)
             own, types = own + [self._queries.tokenizer.mask_id] * missing if missing else own, types + [0] * missing
-            found.append(TokenSequence(own, types, keys, [True] * len(own), cut))
+            scored = [self._interaction.scores_first, *[True] * (len(own) - 1)]
+            found.append(TokenSequence(own, types, keys, scored, cut))
         return found
 
     def documents(self, texts: Sequence[str], prompt: str | None = None) -> list[TokenSequence]:
@@ -102,6 +103,7 @@ class TokenReader:
         for ids in self._ids(texts, self._reading.document_prompt if prompt is None else prompt):
             own, types, cut = _cut(self._documents, ids)
             scored = [token not in self._skipped for token in own]
+            scored[0] &= self._interaction.scores_first
             found.append(TokenSequence(own, types, len(own), scored if any(scored) else [True, *scored[1:]], cut))
         return found
 
