@@ -70,6 +70,18 @@ def test_a_tagger_prefers_lists_of_words_to_a_text_as_in_training(tmp_path: Path
     assert own.words == ("U.N.",)
 
 
+def test_a_protein_of_a_fasta_file_is_a_text_or_the_words_of_a_tagger(tmp_path: Path) -> None:
+    content = b">P1 a header\nMKT\nl*\n>\n>P3\nA\n"
+    (tmp_path / "a.faa").write_bytes(content)
+    cases: list[tuple[Path | None, Any]] = [(tmp_path / "a.faa", None), (None, "fasta")]
+    for path, form in cases:
+        rows = list(open_input(path, io.BytesIO(content), form_of(path, form, "tagging"), InputColumns()))
+        read: list[Any] = list(examples_of(rows, "classification", InputColumns()))
+        assert [(each.id, each.text) for each in read] == [("P1", "MKTL"), ("1", ""), ("P3", "A")]
+        tagged = examples_of(rows, "tagging", InputColumns())
+        assert [each.words for each in tagged if isinstance(each, TaggedExample)] == [tuple("MKTL"), ("A",)]
+
+
 def test_predictions_have_the_ids_of_the_column_named_in_training() -> None:
     task = CustomTask(train="t.csv", dev="d.csv", columns=Columns(id="key", text_pair="b"))
     rows = [{"text": "a", "b": "c", **more} for more in ({"key": 7, "id": "x"}, {"id": "x"}, {})]

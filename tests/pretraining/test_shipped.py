@@ -101,6 +101,11 @@ PUBLISHED = {
     "ettin-400m": (395_881_664, 394_781_696),
     "mmbert-small": (140_897_536, 140_493_696),
     "mmbert-base": (307_786_240, 306_939_648),
+    # Named by their sizes.
+    "esm2-8m": (7_512_353, 7_511_680),
+    "esm2-35m": (33_501_153, 33_500_160),
+    "esm2-150m": (148_139_553, 148_138_240),
+    "esm2-650m": (651_042_593, 651_040_000),
     "mosaicbert": (137_400_384, 137_368_320),
     "cramming": (120_179_712, 119_588_352),
     # The baseline of 2025, 33M by its weights.
@@ -141,6 +146,7 @@ SAME_WHEN_SHRUNK = {
     **dict.fromkeys(["albert-large", "albert-xlarge", "albert-xxlarge"], "albert-base"),
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-large"], "bert"),
     **dict.fromkeys(["deberta-v3-small", "deberta-v3-large"], "deberta-v3-base"),
+    **dict.fromkeys(["esm2-35m", "esm2-150m", "esm2-650m"], "esm2-8m"),
     "spanbert-large": "spanbert-base",
     "structbert-large": "structbert",
 }

@@ -293,6 +293,25 @@ def test_modernbert_has_the_tokens_batches_and_rates_of_its_files() -> None:
     assert rule.weight_decay * peaks[-1] == pytest.approx(1e-6)  # the large model's, in its last files
 
 
+@pytest.mark.parametrize("name", ["esm2-8m", "esm2-35m", "esm2-150m", "esm2-650m"])
+def test_esm2_has_the_rates_batches_and_masks_of_its_paper(name: str) -> None:
+    """Supplement A.1: one peak, batch and number of updates for all models up to 3B."""
+    recipe = load_recipe(name)
+    stages = stages_of(recipe)
+    assert [stage.end_step for stage in stages] == [450_000, 500_000]
+    for step, expected in ((0, 0.0), (1_000, 2e-4), (2_000, 4e-4), (226_000, 2.2e-4), (449_999, 4e-5)):
+        assert stages[0].learning_rate(step) == pytest.approx(expected, rel=2e-3, abs=3e-7), step
+    assert stages[1].learning_rate(499_999) == pytest.approx(4e-5)
+    assert tokens_of(stages[0]) / 450_000 == pytest.approx(2e6, rel=0.05)
+    (term,) = recipe.objectives
+    assert [term.model_dump()[key] for key in ("rate", "mask_share", "random_share")] == [0.15, 0.8, 0.1]
+    rule = recipe.optimisation.optimizer.model_dump()
+    assert (rule["betas"], rule["eps"], rule["weight_decay"]) == ((0.9, 0.98), 1e-8, 0.01)
+    model = recipe.model.model_dump()
+    assert model["intermediate_size"] == 4 * model["hidden_size"]
+    assert {value for key, value in model.items() if key.endswith("dropout_prob")} == {0.0}
+
+
 def test_neobert_has_the_rates_batches_and_masks_of_its_files() -> None:
     """scheduler.py: linear to 2,000, cosine to a tenth over 900,000 in all, then constant; two job scripts.
 

@@ -95,6 +95,19 @@ def test_parquet_gives_the_same_documents(tmp_path: Path, cache: Path, name: str
     assert list(opened(tmp_path / name, cache=cache, text_field="body").documents()) == DOCUMENTS
 
 
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_a_record_of_fasta_is_a_document(tmp_path: Path, cache: Path, suffix: str) -> None:
+    """Wrapped lines are joined, lower case is raised, the end's `*`, headers, comments and empty records dropped."""
+    text = ">sp|P1|A first\r\nMKT*L\r\n lla aa*\r\n;a comment\r\n\r\n>empty\n>P2\nM-.X\n*\n"
+    (tmp_path / f"a.fa{suffix}").write_bytes(COMPRESSORS[suffix](text.encode()))
+    corpus = opened(tmp_path / f"a.fa{suffix}", cache=cache)
+    assert list(corpus.documents()) == [["MKT*LLLAAA"], ["M-.X"]]
+    (tmp_path / "in").mkdir()
+    for name in ("b.fasta", "c.FAA"):
+        (tmp_path / "in" / name).write_text(">x\nMK\n")
+    assert list(opened(tmp_path / "in", cache=cache).documents()) == [["MK"], ["MK"]]
+
+
 def test_dots_lead_into_nested_records_unless_a_field_has_the_whole_name(tmp_path: Path, cache: Path) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -245,6 +258,9 @@ def test_a_directory_of_babylm_gives_its_training_text_alone(tmp_path: Path, cac
         ("a.csv", b"id,tex\n1,x\n", "a.csv: no field 'text'; there are: tex"),
         ("a.csv", b"id,text\n1,\xff\n", "a.csv: not valid UTF-8 at byte offset 10"),
         ("a.csv", b"id,text\n1,x,y,z\n2,x,y\n1,2,3,4,5,6\n", "a.csv: cannot be read"),
+        ("a.fa", b"\nACGT\n", "a.fa, line 2: not FASTA, whose first record begins with '>': 'ACGT'"),
+        ("a.fa", b">x\nMK\n>y\nMK3K\n", "a.fa, line 4: not FASTA: '3' is no residue"),
+        ("a.fasta.gz", b">x\nMK\n", "damaged or truncated .gz"),
         ("a.parquet", b"PAR1 but not more", "a.parquet: not a readable Parquet file"),
     ],
 )
@@ -316,7 +332,7 @@ def test_an_overlong_line_is_refused(tmp_path: Path, cache: Path, monkeypatch: p
     [
         ("corpas.txt", DataError, "did you mean .*corpus.txt"),
         ("*.nothing", DataError, "no file matches"),
-        ("empty", DataError, "no .txt, .jsonl, .csv, .parquet, .train file"),
+        ("empty", DataError, "no .txt, .jsonl, .csv, .parquet, .train, .fasta, .fa, .faa file"),
         ("notes.docx", UsageError, "unknown kind of file '.docx'"),
         ("plain", UsageError, "no suffix"),
     ],

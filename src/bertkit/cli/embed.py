@@ -50,8 +50,8 @@ TextFile = Annotated[
     typer.Argument(
         metavar="FILE",
         show_default=False,
-        help="Texts: plain lines, .jsonl, .csv, .tsv or .parquet, also compressed; hub:ORG/NAME[:CONFIG[:SPLIT]]; - or"
-        " no FILE: stdin.",
+        help="Texts: plain lines, .jsonl, .csv, .tsv, .parquet or .fasta, also compressed;"
+        " hub:ORG/NAME[:CONFIG[:SPLIT]]; - or no FILE: stdin.",
     ),
 ]
 
@@ -62,7 +62,7 @@ class TextReadOptions(Options):
 
     text: Annotated[str | None, option("--text", metavar="COL", help="Column of the text (default: text).")] = None
     format: Annotated[
-        Literal["text", "jsonl", "csv", "tsv", "parquet"] | None,
+        Literal["text", "jsonl", "csv", "tsv", "parquet", "fasta"] | None,
         option("--format", help="Format of the input (default: by the file's extension or the first line)."),
     ] = None
     delimiter: Annotated[str | None, FromField(READING, "delimiter", "--delimiter CHAR")] = None
@@ -112,18 +112,18 @@ class Computing(Options):
             UsageError: no such device, or more tokens than the model reads.
         """
         from bertkit.inference.embedder import Embedder
-        from bertkit.models.files.model_files import find_model
+        from bertkit.models.bge_m3 import find_embedder
 
-        directory = find_model(model, offline=offline)
+        directory = find_embedder(model, offline=offline)
         return Embedder.load(directory, self.engine(), name=model, max_tokens=max_tokens, offline=offline)
 
     def any_embedder(self, model: str, *, max_tokens: int | None, offline: bool) -> AnyEmbedder:
         """The same, or a model that computes a vector for each token (ColBERT)."""
         from bertkit.inference.token_embedder import TokenEmbedder
-        from bertkit.models.files.model_files import find_model
+        from bertkit.models.bge_m3 import find_embedder
         from bertkit.models.sentence import is_token_encoder
 
-        directory = find_model(model, offline=offline)
+        directory = find_embedder(model, offline=offline)
         if not is_token_encoder(directory):
             return self.embedder(model, max_tokens=max_tokens, offline=offline)
         return TokenEmbedder.load(directory, self.engine(), name=model, max_tokens=max_tokens, offline=offline)

@@ -50,8 +50,8 @@ InputFile = Annotated[
     typer.Argument(
         metavar="FILE",
         show_default=False,
-        help="Input: plain lines, .jsonl, .csv, .tsv, .parquet, .conll or .conllu (for a tagger), .json (SQuAD), also"
-        " compressed; hub:ORG/NAME[:CONFIG[:SPLIT]]; - or no FILE: stdin.",
+        help="Input: plain lines, .jsonl, .csv, .tsv, .parquet, .fasta, .conll or .conllu (for a tagger), .json"
+        " (SQuAD), also compressed; hub:ORG/NAME[:CONFIG[:SPLIT]]; - or no FILE: stdin.",
     ),
 ]
 
@@ -73,7 +73,7 @@ class Input(Options):
         ),
     ] = None
     format: Annotated[
-        Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"] | None,
+        Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "fasta", "conll", "conllu", "squad"] | None,
         option(
             "--format",
             help="Format of the input (default: by the file's extension or the first line). text: one text per line;"
@@ -245,7 +245,7 @@ def predict(
     column = reading.text_pair or (reading.text if reading.text != "text" else None)
     if form == "squad" and reading.question is not None:
         raise UsageError(f"--question: {path} has its own questions; leave it out")
-    if form in ("text", "document", "conll", "conllu", "squad") and column is not None:
+    if form in ("text", "document", "fasta", "conll", "conllu", "squad") and column is not None:
         option = "--text" if reading.text_pair is None else "--text-pair"
         raise UsageError(
             f"{option} {column}: the input is read as {form}, which has no columns to name; leave it out, or name the"

@@ -28,8 +28,8 @@ Sources = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help=escaped(
-            "Text: .txt, .jsonl, .csv, .parquet (also .gz, .zst, .xz, .bz2), directories or globs of them, any of these"
-            " on a store (s3://BUCKET/TEXT/*.jsonl), hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs."
+            "Text: .txt, .jsonl, .csv, .parquet, .fasta (also .gz, .zst, .xz, .bz2), directories or globs of them, any"
+            " of these on a store (s3://BUCKET/TEXT/*.jsonl), hub:ORG/NAME[@REVISION][:CONFIG[:SPLIT]], builtin:pydocs."
         ),
         show_default=False,
     ),

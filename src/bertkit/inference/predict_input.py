@@ -26,9 +26,10 @@ from bertkit.tasks.readers.read_options import SkippedRows, TableReadOptions
 from bertkit.tasks.readers.squad import read_squad
 from bertkit.tasks.readers.swag import endings_in
 from bertkit.tasks.readers.table import parquet_rows, rows_or_bad
+from bertkit.text.fasta import FASTA_ENDINGS, fasta_records
 from bertkit.text.lines import COMPRESSIONS, MAX_LINE_BYTES, ending, read_text
 
-Form = Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "conll", "conllu", "squad"]
+Form = Literal["text", "document", "jsonl", "csv", "tsv", "parquet", "fasta", "conll", "conllu", "squad"]
 _SUFFIXES: dict[str, Form] = {
     ".jsonl": "jsonl",
     ".csv": "csv",
@@ -37,6 +38,7 @@ _SUFFIXES: dict[str, Form] = {
     **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), "conll"),
     ".conllu": "conllu",
     ".json": "squad",
+    **dict.fromkeys(FASTA_ENDINGS, "fasta"),
 }
 _READ_BY: dict[Form, Kind] = {"conll": "tagging", "conllu": "tagging", "squad": "span"}
 """Formats that only one kind of model reads."""
@@ -228,7 +230,7 @@ def open_input(
     """
     reading, left_out = reading or TableReadOptions(), left_out or SkippedRows(skip_bad=False)
     place = STDIN if path is None else str(path)
-    if reading.delimiter is not None and form in ("text", "document", "jsonl"):
+    if reading.delimiter is not None and form in ("text", "document", "jsonl", "fasta"):
         raise UsageError(
             f"--delimiter: {place} is read as {form}, which has no columns; leave it out, or name the format of a table"
             " with --format"
@@ -259,7 +261,16 @@ def open_input(
         return ((f"{place}, line {n}", {"text": line} if line.strip() else None) for n, line in lines)
     if form == "jsonl":
         return _objects(lines, place, left_out)
+    if form == "fasta":
+        return map(_protein, fasta_records(lines, place))
     return rows_of_lines(lines, place, tabs=form == "tsv", reading=reading, left_out=left_out)
+
+
+def _protein(record: tuple[str, str, str]) -> tuple[str, dict[str, Any]]:
+    """A record of FASTA as a row: its id is the first word of its header, and its residues are a text, or words for a
+    tagger."""
+    where, header, residues = record
+    return where, {"id": next(iter(header.split()), None), "text": residues, "words": list(residues)}
 
 
 def _decoded(content: bytes, encoding: str | None) -> str:

@@ -14,10 +14,12 @@ from pydantic import Field, model_validator
 
 from bertkit.settings import UnreadKey
 from bertkit.text.annotated import CAPITALS, MOST_FIELDS
+from bertkit.text.fasta import FASTA_ENDINGS
 from bertkit.text.file_format import FileFormat
 from bertkit.text.lines import ending
 
 KINDS = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet", ".train": "text"}
+KINDS |= dict.fromkeys(FASTA_ENDINGS, "fasta")
 NAMED_ONLY = {".dev": "text", ".test": "text", ".tsv": "csv"}
 """Read if a file or glob names them, but not as part of a directory: BabyLM's names for texts that are not to be
 trained on, and tables of labelled examples."""
@@ -113,12 +115,12 @@ class SourceOptions(FileFormat):
                 )
         # A recipe may be written for other sources than the command line's; its keys for them are no mistake.
         kinds = {kind_of_source(source) for source in getattr(data, "all_sources", ())}
-        if kinds and kinds <= {"text", "builtin"}:
+        if kinds and kinds <= {"text", "builtin", "fasta"}:
             why = "no source has records with fields, as JSONL, CSV, Parquet or Hub data have"
             yield UnreadKey("text_field", why, refused=False)
             if self.target_field is None:
                 yield UnreadKey("delimiter", "no source is a CSV file", refused=False)
-        if kinds and kinds <= {"records", "builtin"}:
+        if kinds and kinds <= {"records", "builtin", "fasta"}:
             why = "no source is a text file, and in other formats each record is a document"
             yield UnreadKey("documents", why, refused=False)
         if not any(getattr(each, "reads_annotated_spans", False) for each in getattr(recipe, "objectives", ())):
@@ -137,11 +139,11 @@ def kind_of_file(path: Path, kinds: Mapping[str, str] = KINDS) -> str | None:
 
 
 def kind_of_source(source: str) -> str:
-    """text, records, builtin, or any: the kind of a directory or a glob is known only once it is opened."""
+    """text, fasta, records, builtin, or any: the kind of a directory or a glob is known only once it is opened."""
     scheme = source.partition(":")[0]
     if scheme in ("hub", "builtin"):
         return {"hub": "records"}.get(scheme, scheme)
     if glob.has_magic(source) or Path(source).expanduser().is_dir():
         return "any"
     kind = kind_of_file(Path(source), {**KINDS, **NAMED_ONLY})
-    return "any" if kind is None else "text" if kind == "text" else "records"
+    return "any" if kind is None else kind if kind in ("text", "fasta") else "records"

@@ -21,6 +21,7 @@ from bertkit.progress import Progress, silent_progress
 from bertkit.stores.fetch import fetched_files
 from bertkit.stores.url import has_scheme, is_url
 from bertkit.text.corpus import Corpus
+from bertkit.text.fasta import FastaReader
 from bertkit.text.lines import COMPRESSIONS
 from bertkit.text.parallel import PairForm, TabbedPairReader, TwoFilesPairReader, joint_hash
 from bertkit.text.readers import (
@@ -88,6 +89,7 @@ def open_corpus(
     offline: bool = False,
     commits: Mapping[str, str] | None = None,
     progress: Progress = silent_progress,
+    hashed: bool = True,
 ) -> Corpus:
     """Open sources: files, directories, globs, those of a store (`s3://BUCKET/KEY`), `hub:ORG/NAME[@REVISION][:CONFIG
     [:SPLIT]]`, `builtin:pydocs`.
@@ -97,6 +99,7 @@ def open_corpus(
         offline: do not use the network.
         commits: of Hub datasets, as from `hub_commits`; these are then not looked up.
         progress: shows the bytes that are fetched from a store.
+        hashed: whether to hash the files, for the corpus's fingerprint; a look at their beginning can do without.
 
     Raises:
         UsageError: no source, or an unknown scheme or kind of file.
@@ -105,7 +108,7 @@ def open_corpus(
     cache = cache or cache_directory()
     if not sources:
         raise UsageError("no source: name a file, a directory, hub:ORG/NAME or builtin:pydocs")
-    hashes = FileHashes(cache / "file-hashes.json")
+    hashes = FileHashes(cache / "file-hashes.json") if hashed else _NoHashes(cache)
     opening = _Opening(options or SourceOptions(), cache, hashes, offline, commits or {}, progress)
     readers: list[Reader] = []
     contents: list[str] = []
@@ -130,6 +133,13 @@ def hub_commits(sources: Sequence[str], *, offline: bool = False) -> dict[str, s
     """
     repositories = {source.split(":")[1] for source in sources if source.startswith("hub:")}
     return {each: dataset_commit(each, offline=is_offline(offline)) for each in sorted(repositories - {""})}
+
+
+class _NoHashes(FileHashes):
+    """Stands for hashes where none are needed."""
+
+    def sha256(self, path: Path) -> str:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -189,8 +199,10 @@ class _Opening:
                     yield JsonLinesReader(path, form, encoding, "pairs-jsonl"), content
                 elif kind == "parquet":
                     yield ParquetReader(path, form, "pairs-records"), content
-                elif kind == "csv":
-                    raise UsageError(f"{path}: parallel text is not read from CSV; write it as .tsv or .jsonl")
+                elif kind in ("csv", "fasta"):
+                    raise UsageError(
+                        f"{path}: parallel text is not read from {kind.upper()}; write it as .tsv or .jsonl"
+                    )
                 elif alone is None:
                     alone = path
                 else:
@@ -288,10 +300,12 @@ def _require_text(directory: Path, source: str) -> None:
 
 def _file_reader(path: Path, options: SourceOptions) -> Reader:
     kind = kind_of_file(path, {**KINDS, **NAMED_ONLY})
-    if kind in ("text", "csv"):
+    if kind in ("text", "csv", "fasta"):
         _check_spans(str(path), options)
     if kind == "text":
         return TextReader(path, options.documents, options.encoding)
+    if kind == "fasta":
+        return FastaReader(path, options.encoding)
     if kind == "jsonl":
         return JsonLinesReader(path, TextForm(options.text_field, options.span_fields), options.encoding)
     if kind == "csv":

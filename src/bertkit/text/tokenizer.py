@@ -58,8 +58,9 @@ class TokenizerConfig(Settings):
     )
     path: str | None = Field(
         None,
-        description="Existing tokenizer to use unchanged: a model or run, a tokenizer.json, a vocab.txt or a Hub id. Of"
-        " the other settings, only add_tokens and what it needs are then read.",
+        description="Existing tokenizer to use unchanged: a model or run, a tokenizer.json, a vocab.txt, a Hub id, or"
+        " builtin:residues, ESM-2's for proteins. Of the other settings, only add_tokens and what it needs are then"
+        " read.",
     )
     sentinels: int = Field(
         0,

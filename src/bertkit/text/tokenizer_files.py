@@ -7,8 +7,9 @@ with merges.txt); its Python classes are not needed. sentencepiece.py reads Sent
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from tokenizers import Tokenizer as Backend
 from bertkit.errors import DataError
 from bertkit.files import open_text_to_write, read_json
 from bertkit.hub import hub_errors, is_offline, model_revision, note_model, refusal
+from bertkit.text.residues import ALPHABET, BUILTIN, is_residue_vocabulary, residue_backend, writes_residues
+from bertkit.text.residues import ROLES as RESIDUE_ROLES
 from bertkit.text.sentencepiece import SENTENCEPIECE_FILES, load_sentencepiece
 from bertkit.text.tokenizer import ROLES, Tokenizer
+
+log = logging.getLogger(__name__)
 
 # Names that the known families use for each role, most likely first.
 KNOWN_NAMES = {
@@ -47,7 +52,8 @@ def save_tokenizer(
 ) -> None:
     """Write the files that `transformers.AutoTokenizer` loads; equal tokenizers write identical bytes.
 
-    They are tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece, vocab.txt.
+    They are tokenizer.json, tokenizer_config.json, special_tokens_map.json and, for WordPiece and ESM's residues,
+    vocab.txt.
 
     Args:
         directory: created if missing.
@@ -75,7 +81,7 @@ def save_tokenizer(
     _write(directory / "tokenizer.json", tokenizer.backend.to_str(pretty=True))
     _write(directory / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False))
     _write(directory / "special_tokens_map.json", json.dumps(tokens, indent=2, ensure_ascii=False))
-    if is_wordpiece:
+    if is_wordpiece or writes_residues(tokenizer):
         pieces = sorted(tokenizer.backend.get_vocab().items(), key=lambda entry: entry[1])
         _write(directory / "vocab.txt", "\n".join(piece for piece, _ in pieces))
 
@@ -122,12 +128,16 @@ def template(tokenizer: Tokenizer, name: str) -> processors.TemplateProcessing:
 
 
 def load_tokenizer(source: str | Path, *, offline: bool = False) -> Tokenizer:
-    """Load a model or run directory, a tokenizer.json, a vocab.txt, a SentencePiece model, or a Hub id (`ORG/NAME` or
-    `NAME`).
+    """Load a model or run directory, a tokenizer.json, a vocab.txt, a SentencePiece model, a Hub id (`ORG/NAME` or
+    `NAME`), or `builtin:residues`.
 
     Raises:
         DataError: no such tokenizer, a damaged file, or a Hub id that is neither cached nor reachable.
     """
+    if str(source).startswith("builtin:"):
+        if source != BUILTIN:
+            raise DataError(f"tokenizer {source!r}: the only built-in tokenizer is {BUILTIN}")
+        return _from_residues(ALPHABET)
     path = Path(source).expanduser()
     if path.is_dir():
         return _load_directory(path)
@@ -154,7 +164,8 @@ def _load_file(path: Path) -> Tokenizer:
     config = _companion(path, "tokenizer_config.json")
     names = {**_companion(path, "special_tokens_map.json"), **config}
     # The model's own configuration is the best evidence of the family.
-    kind = _companion(path, "config.json").get("model_type")
+    model = _companion(path, "config.json")
+    kind = model.get("model_type")
     if path.suffix == ".txt":
         return _from_wordpieces(path, names)
     if path.suffix == ".model":
@@ -164,11 +175,27 @@ def _load_file(path: Path) -> Tokenizer:
     if path.name in ("vocab.json", "encoder.json"):
         return _from_byte_pieces(path, names, kind=str(config.get("tokenizer_class", kind)))
     backend = _read(path, lambda: Backend.from_file(str(path)))
+    backend = _without_tokens_behind(backend, model.get("vocab_size"), path)
     if config.get("tokenizer_class") not in _GENERIC_CLASSES:
         _read(path.parent / "tokenizer_config.json", lambda: _set_options(backend, config))
     rules = b"" if backend.normalizer is None else backend.normalizer.__getstate__()
     lowercases = config.get("do_lower_case", b'"Lowercase"' in rules or b'"lowercase":true' in rules)
     return Tokenizer(backend, _roles(backend, names), lowercases=bool(lowercases))
+
+
+def _without_tokens_behind(backend: Backend, rows: Any, path: Path) -> Backend:
+    """Without special tokens that were added behind the table of the model's words, as Gemma 3's for images; they are
+    read as text."""
+    added = backend.get_added_tokens_decoder()
+    behind = {number for number, token in added.items() if isinstance(rows, int) and token.special and number >= rows}
+    behind = {number for number in behind if number >= backend.get_vocab_size(with_added_tokens=False)}
+    if not behind:
+        return backend
+    names = ", ".join(added[number].content for number in sorted(behind))
+    log.info("%s: the model has no row for %s, which is read as text", path, names)
+    settings = json.loads(backend.to_str())
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if token["id"] not in behind]
+    return Backend.from_str(json.dumps(settings))
 
 
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -273,6 +300,14 @@ def _named(names: dict[str, Any], key: str) -> list[str]:
     return [named] if isinstance(named, str) else []
 
 
+def _from_residues(tokens: Sequence[str]) -> Tokenizer:
+    """A vocabulary of ESM's."""
+    backend = residue_backend(tokens)
+    tokenizer = Tokenizer(backend, dict(RESIDUE_ROLES))
+    backend.post_processor = template(tokenizer, "bert")
+    return tokenizer
+
+
 def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
     """A vocab.txt of google-research/bert: one token per line, whose id is the line's number from 0."""
     for key, known in {"word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}.items():
@@ -287,6 +322,8 @@ def _from_wordpieces(path: Path, config: dict[str, Any]) -> Tokenizer:
     if len(vocabulary) < len(pieces):
         line = next(i for i, piece in enumerate(pieces) if vocabulary[piece] != i)
         raise DataError(f"{path}, line {line + 1}: token {pieces[line]!r} occurs a second time further down")
+    if is_residue_vocabulary(pieces):
+        return _from_residues(pieces)
     missing = [names[0] for names in KNOWN_NAMES.values() if names[0] not in vocabulary]
     if missing:
         raise DataError(f"{path}: not a BERT vocabulary: missing {', '.join(missing)}")
