@@ -28,7 +28,7 @@ from bertkit.text.tokenizer import TokenizerConfig
 from bertkit.text.tokenizer_files import load_tokenizer
 from tests.data.preparing import CONFIG, run
 from tests.data.test_shards import same_files
-from tests.text.corpora import AWKWARD, english
+from tests.text.corpora import AWKWARD, HINDI, english
 
 SHARD_TOKENS = 60_000
 
@@ -200,6 +200,25 @@ def test_an_existing_tokenizer_is_used_and_its_special_tokens_are_not_forged(str
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (straight / "tokenizer.json").read_bytes()
     tokenizer = load_tokenizer(straight)
     assert not shards.token_counts_V[[tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]].any()
+
+
+def test_a_vocabulary_that_cannot_write_the_text_is_told_each_time(
+    straight: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = {"english": english(40), "hindi": HINDI * 20, "thai": ["ไม่สามารถเปิดไฟล์นี้ได้" * 10]}
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+    for name, config in (
+        ("english", TokenizerConfig(path=str(straight))),
+        ("hindi", TokenizerConfig(path=str(straight))),
+        ("hindi", TokenizerConfig(path=str(straight))),
+        ("hindi", TokenizerConfig(vocab_size=200, strip_accents=False)),
+        ("hindi", TokenizerConfig(type="word", vocab_size=6, strip_accents=False)),
+        ("thai", TokenizerConfig(vocab_size=200, strip_accents=False)),  # words of more than 200 characters
+    ):
+        prepare_shards(open_corpus([str(tmp_path / f"{name}.txt")], SourceOptions()), config, cache=tmp_path)
+    found = [record.getMessage() for record in caplog.records if "[UNK]" in record.getMessage()]
+    assert [message.partition("%")[0] for message in found] == ["100.0"] * 3
 
 
 def test_a_document_longer_than_a_block_is_one_document(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bertkit.evaluation.plots import heat_map, layer_ticks, lines, new_figure, plain
+from bertkit.run import figure_files
 from bertkit.run.figure_files import save, svg_of
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")
@@ -30,8 +31,12 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_characters_without_a_glyph_are_told_in_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(figure_files, "_add_fonts", lambda *_: False)  # whatever this machine has
     figure, axes = new_figure("語, 子")
     heat_map(axes, np.eye(2), rows=["子", "b"], columns=["語", "d"])
     paths = save(figure, tmp_path / "confusion")

@@ -56,8 +56,9 @@ def attended(
     causal_B = np.arange(len(lengths)) % 2 == 0 if reads == "by sequence" else None
     sequences = PackedSequences.from_lengths(lengths, causal_B=causal_B)
     torch.manual_seed(3)
-    if reads == "window":
-        return sliding_window_attention(*heads, sequences, each_side=EACH_SIDE, dropout_rate=rate, scope=SCOPE)
+    if "window" in reads:
+        reach = {"each_side": EACH_SIDE, "causal": reads == "window to the left", "scale": scale}
+        return sliding_window_attention(*heads, sequences, dropout_rate=rate, scope=SCOPE, **reach)  # type: ignore[arg-type]  # of three types
     visible = causal if reads == "by position" else None
     return attend(*heads, sequences, dropout_rate=rate, scope=SCOPE, visible=visible, scale=scale)
 
@@ -79,7 +80,7 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 @pytest.mark.parametrize("lengths", [[5, 17, 1, 9, 17, 49], [48], [97, 96]], ids=str)
 @pytest.mark.parametrize(("heads", "width"), [(2, 64), (3, 16), (1, 80), (1, 128)])
-@pytest.mark.parametrize("reads", ["all", "by position", "by sequence", "window"])
+@pytest.mark.parametrize("reads", ["all", "by position", "by sequence", "window", "window to the left"])
 def test_the_kernel_is_nearer_to_float32_than_rectangles_or_as_near(
     kernels: Kernels, reads: str, heads: int, width: int, lengths: list[int]
 ) -> None:

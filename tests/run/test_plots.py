@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from bertkit.run import figure_files
 from bertkit.run.metrics import MetricsLog
 from bertkit.run.plots import draw_curves
 
@@ -68,8 +70,12 @@ def test_a_training_loss_that_was_logged_once_is_visible(tmp_path: Path) -> None
 
 
 def test_a_name_in_any_language_is_in_the_figure_without_a_warning_of_the_library(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(figure_files, "_add_fonts", lambda *_: False)  # whatever this machine has
     with MetricsLog(tmp_path / "metrics.jsonl") as metrics:
         metrics.log(1, {"tokens": 1, "loss": 1.0})
     _, drawn, image = draw_curves(tmp_path / "metrics.jsonl", tmp_path / "figures", title="日本語 for $5")
@@ -77,3 +83,15 @@ def test_a_name_in_any_language_is_in_the_figure_without_a_warning_of_the_librar
     (record,) = caplog.records
     assert f"{image}: the font has no 日本語 and shows boxes there; curves.svg is complete" in record.getMessage()
     assert not recwarn.list
+
+
+def test_characters_that_the_usual_font_lacks_are_drawn_in_one_that_has_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    figure = Figure()
+    title, plain = figure.suptitle("\u02ef and a"), figure.supxlabel("a")
+    figure_files.save(figure, tmp_path / "figure")
+    assert not caplog.records
+    assert not recwarn.list
+    assert title.get_fontfamily()[0] == plain.get_fontfamily()[0]
+    assert [len(text.get_fontfamily()) for text in (title, plain)] == [2, 1]

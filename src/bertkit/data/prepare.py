@@ -32,6 +32,10 @@ from bertkit.text.vocabulary import train_tokenizer
 log = logging.getLogger(__name__)
 
 
+_UNKNOWN_SHARE = 0.01
+"""Share of unknown tokens from which a warning is logged."""
+
+
 def prepare_shards(
     corpus: Corpus,
     config: TokenizerConfig,
@@ -68,6 +72,8 @@ def prepare_shards(
         if finished is not None:
             log.info("token shards of this corpus and tokenizer found in %s", directory)
             _report_spans(finished)
+            if given is not None:
+                _report_unknown(finished, given)
             return finished
         _claim(directory, identity)
         tokenizer, files = _tokenizer(corpus, config, given, directory, progress)
@@ -104,7 +110,20 @@ def prepare_shards(
                 description[LANGUAGES] = languages
             shards = writer.finish(description, files)
             _report_spans(shards)
+            if given is not None or config.type != "word":
+                _report_unknown(shards, tokenizer)
             return shards
+
+
+def _report_unknown(shards: TokenShards, tokenizer: Tokenizer) -> None:
+    """Log a warning if many tokens are the one for unknown words."""
+    share = float(shards.token_counts_V[tokenizer.unk_id]) / shards.tokens if "unk" in tokenizer.roles else 0.0
+    if share > _UNKNOWN_SHARE:
+        log.warning(
+            "%.1f%% of the tokens of the text are %s, for words that the vocabulary cannot write; train one on it:"
+            ' `--set "tokenizer={type: unigram, vocab_size: 32000}"` (`bertkit tokenize`: --train unigram)',
+            *(100 * share, tokenizer.token(tokenizer.unk_id)),
+        )
 
 
 def _report_spans(shards: TokenShards) -> None:

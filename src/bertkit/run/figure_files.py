@@ -34,12 +34,45 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".svg", ".png")]
     write_bytes(paths[0], svg_of(figure))
     figure.set_layout_engine("none")  # keep the layout of the first drawing
-    with _characters_without_glyph() as missing, replacing(paths[1]) as file:
-        figure.savefig(file, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    missing = _write_png(figure, paths[1])
+    if missing and _add_fonts(figure, missing):
+        missing = _write_png(figure, paths[1])
     if missing:
         some = "".join(sorted(missing)[:_MOST_CHARACTERS])
         log.warning("%s: the font has no %s and shows boxes there; %s is complete", paths[1], some, paths[0].name)
     return paths
+
+
+def _write_png(figure: Figure, path: Path) -> set[str]:
+    """Write the figure; the characters that its fonts lack."""
+    with _characters_without_glyph() as missing, replacing(path) as file:
+        figure.savefig(file, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    return missing
+
+
+def _add_fonts(figure: Figure, missing: set[str]) -> bool:
+    """Give the texts that contain these characters the installed fonts that have them; false if no font has any.
+    matplotlib takes only fonts that are named."""
+    from matplotlib import font_manager
+    from matplotlib.text import Text
+
+    names: list[str] = []
+    wanted = set(map(ord, missing))
+    for entry in sorted(font_manager.fontManager.ttflist, key=lambda each: (each.name, each.fname)):
+        if not wanted or entry.name.startswith("Last Resort") or entry.name in names:
+            continue
+        try:
+            found = wanted & font_manager.get_font(entry.fname).get_charmap().keys()
+        except (OSError, RuntimeError):  # removed since matplotlib listed it, or damaged
+            continue
+        if found:
+            names.append(entry.name)
+            wanted -= found
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        if missing & set(text.get_text()):
+            text.set_fontfamily([*text.get_fontfamily(), *names])
+    return bool(names)
 
 
 def svg_of(figure: Figure) -> bytes:
