@@ -336,6 +336,6 @@ def test_settings_that_do_not_fit_the_encoder_are_refused(tmp_path: Path) -> Non
     assert wrapped(plain_model(num_hidden_layers=1), layers="weighted-sum-all")
     save_model(reader(bert()), None, tmp_path)
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"model_type": "bert"', '"model_type": "llama"'))
+    config.write_text(config.read_text().replace('"model_type": "bert"', '"model_type": "mamba"'))
     with pytest.raises(DataError, match="base: expected the encoder's own settings"):
         load_model(tmp_path)

@@ -25,11 +25,13 @@ SIZES = {
 SEQUENCES = ([1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3], [4, 5, 6, 7, 8, 9, 2])
 INDEX_M = torch.tensor([0, 2, 7, 9, 12, 13, 19])
 
+OTHER_RATES = ("classifier_dropout", "token_dropout")
+
 
 def small(family: str) -> HeadedModel:
     config = FAMILIES[family]
     sizes = {name: value for name, value in SIZES.items() if name in config.model_fields}
-    rates = {name: 0.0 for name in config.model_fields if "dropout" in name and name != "classifier_dropout"}
+    rates = {name: 0.0 for name in config.model_fields if "dropout" in name and name not in OTHER_RATES}
     model = HeadedModel(config.model_validate({**sizes, **rates}).build(40))
     model.initialise(seed=2)
     return model
@@ -50,7 +52,9 @@ def test_some_tokens_have_the_states_and_gradients_of_all(family: str) -> None:
     ours, theirs = gradients(model, some), gradients(model, every)
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
-        torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=1e-6, msg=name)
+        # Gemma's embeddings are scaled, and so its gradients are up to 130.
+        atol = 1e-6 * (theirs[name].abs().max().item() if family == "gemma3_text" else 1.0)
+        torch.testing.assert_close(gradient, theirs[name], rtol=1e-4, atol=max(1e-6, atol), msg=name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -29,11 +29,13 @@ RAGGED = ([1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3], [4, 5, 6, 7, 8, 9, 2
 EVEN = ([1, 2, 3], [4, 5, 6])
 SINGLE = ([7], [5])
 
+OTHER_RATES = ("classifier_dropout", "token_dropout")
+
 
 def small(family: str, dropout: float = 0.0) -> HeadedModel:
     config = FAMILIES[family]
     sizes = {name: value for name, value in SIZES.items() if name in config.model_fields}
-    rates = {name: dropout for name in config.model_fields if "dropout" in name and name != "classifier_dropout"}
+    rates = {name: dropout for name in config.model_fields if "dropout" in name and name not in OTHER_RATES}
     model = HeadedModel(config.model_validate({**sizes, **rates}).build(40), (HEAD,))
     model.initialise(seed=2)
     return model.train()

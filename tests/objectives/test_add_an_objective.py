@@ -185,10 +185,12 @@ def test_show_batch_shows_what_was_overwritten_and_what_is_predicted(outcome: tu
 def test_the_plan_counts_the_new_head_where_it_computes(outcome: tuple[Checkout, list[Any]]) -> None:
     plan, without = outcome[1][2:4]
     assert plan["parameters"]["total"] - without["parameters"]["total"] == 24 + 1
-    tokens = 3 * 9 * (32 - 3)
-    # masked_lm alone reads five of a sequence's 32 states; both read all, so the last layer is computed for all.
+    sequences, length = 3 * 9, plan["mean_sequence_tokens"]
+    assert 28 < length < 29
+    tokens = sequences * (round(length) - 3)
+    # masked_lm alone reads four of a sequence's states; both read all, so the last layer is computed for all.
     maps = 24 * 24 + 2 * 24 * 40
-    assert plan["flops"] - without["flops"] == pytest.approx(6 * (24 * tokens + maps * 3 * 9 * (32 - 5)))
+    assert plan["flops"] - without["flops"] == pytest.approx(6 * (24 * tokens + maps * sequences * (length - 4)))
 
 
 def test_a_run_reports_the_new_term(outcome: tuple[Checkout, list[Any]]) -> None:

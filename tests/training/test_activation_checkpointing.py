@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
 }
-REFUSED = {"elmo", "fast-encoder", "gpt-bert", "mpnet", "t5"}
+REFUSED = {"elmo", "fast-encoder", "gpt-bert", "mpnet", "t5", "t5-encoder"}
 
 
 def tiny_encoder(family: str) -> tuple[Encoder, PackedBatch]:

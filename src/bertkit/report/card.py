@@ -141,16 +141,15 @@ def tuned_in(config: Mapping[str, Any]) -> list[str]:
 def _metadata(
     config: Mapping[str, Any], recipe: Mapping[str, Any], *, embedder: str | None, license_id: str | None
 ) -> Iterator[tuple[str, Any]]:
-    kind = family_in(config) or ""
     if license_id:
         yield "license", license_id
     yield (
         "library_name",
-        "sentence-transformers" if embedder else "bertkit" if kind in _WITHOUT_CLASS else "transformers",
+        "sentence-transformers" if embedder else "transformers" if _has_class(config) else "bertkit",
     )
     if task := _task_of(config, recipe, embedder=embedder):
         yield "pipeline_tag", task
-    yield "tags", [tag for tag in ("bertkit", kind) if tag]
+    yield "tags", [tag for tag in ("bertkit", family_in(config)) if tag]
     started_from = recipe.get("init") or recipe.get("model")
     if isinstance(started_from, str) and started_from != "?" and not _is_path(started_from):
         yield "base_model", started_from.partition("@")[0]
@@ -295,14 +294,19 @@ def _score_name(name: str) -> str:
     return f"{'held-out ' if part == 'held_out' else ''}{rest.replace('.', ' ')}"
 
 
+def _has_class(config: Mapping[str, Any]) -> bool:
+    """Whether `transformers` has the class that config.json names."""
+    own = {"T5EncoderForSequenceClassification"} & set(config.get("architectures") or ())
+    return family_in(config) not in _WITHOUT_CLASS and not own
+
+
 def _usage(config: Mapping[str, Any], repository: str, call: str | None, *, embedder: str | None) -> str:
-    kind = family_in(config)
     lines = ["import bertkit", "", f'model = bertkit.load("{repository}")', *([call] if call else [])]
     text = f"```python\n{chr(10).join(lines)}\n```"
     if embedder:
         other = f'from sentence_transformers import {embedder}\n\nmodel = {embedder}("{repository}")'
         return f"{text}\n\n```python\n{other}\n```"
-    if kind in _WITHOUT_CLASS or not config.get("architectures"):
+    if not _has_class(config) or not config.get("architectures"):
         return text
     name = str(config["architectures"][0])
     other = f'from transformers import AutoTokenizer, {name}\n\nmodel = {name}.from_pretrained("{repository}")'
